@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
 from ackline.local.processes import end
 from ackline.tables.lease import ProcessIdentity
+from tests.airflow.project import processes
 from tests.support.command import run_main
 
 ROOT = Path(__file__).parents[2]
@@ -45,3 +48,22 @@ def run_in_session(command: Sequence[str], environment: Mapping[str, str], folde
             end([leader], grace_seconds=0)
             raise
     return Finished(command, process.returncode, output, errors)
+
+
+@contextmanager
+def watched_arguments() -> Iterator[dict[int, str]]:
+    """Collects the command lines of all processes that appear while the block runs, by process id."""
+    arguments: dict[int, str] = {}
+    before, done = {pid for pid, _, _ in processes()}, threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.2):
+            arguments.update({pid: argv for pid, argv, _ in processes() if pid not in before and pid != os.getpid()})
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield arguments
+    finally:
+        done.set()
+        thread.join()

@@ -8,10 +8,8 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-import pyarrow as pa
-
 from ackline import InFlight
-from ackline.handler import Record, arrow_handler
+from ackline.handler import Record
 from ackline.local.processes import wait_until
 from tests.spark.output_handlers import hand_on
 from tests.support import journal
@@ -36,23 +34,6 @@ def kills_the_driver(record: Record) -> None:
         if b"/ackline\0run" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
         pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
-@arrow_handler
-def fails_every_hundredth_once(batch: pa.RecordBatch) -> list[str]:
-    """Fails every hundredth record once."""
-    return _fails_once(batch, 100)
-
-
-@arrow_handler
-def fails_every_other_once(batch: pa.RecordBatch) -> list[str]:
-    """Fails every other record once, so that no two pending offsets are neighbours."""
-    return _fails_once(batch, 2)
-
-
-def _fails_once(batch: pa.RecordBatch, nth: int) -> list[str]:
-    attempts = zip(batch.column("offset").to_pylist(), batch.column("attempt").to_pylist(), strict=True)
-    return ["failed" if attempt == 1 and offset % nth == 0 else "acked" for offset, attempt in attempts]
 
 
 def waits_for_three_workers(record: Record) -> None:

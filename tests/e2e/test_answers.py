@@ -28,21 +28,6 @@ def explain(lane: Lab, *place: str) -> dict[str, object]:
     return found
 
 
-@pytest.mark.deep
-def test_explain_names_what_holds_the_floor_and_what_retention_takes_next(lane: Lab) -> None:
-    found = explain(lane, "0")
-    assert list(found) == ["topic", "partition", "floor", "held_by", "retention", "sentence"]
-    held = found["held_by"]
-    assert isinstance(held, dict)
-    assert (found["floor"], held["offset"], held["kind"], held["attempts"]) == (1, 1, "retry", 1)
-    assert held["error_class"]
-    assert held["due"] > lane.now.isoformat()
-    retention = found["retention"]
-    assert isinstance(retention, dict)
-    assert (retention["log_start"], retention["eta"] is None) == (0, False)
-    assert f"The floor of {lane.topic}[0] is 1, because offset 1 failed once" in str(found["sentence"])
-
-
 def test_explain_follows_a_record_from_unread_to_dead(lane: Lab) -> None:
     states = {offset: explain(lane, "0", str(offset))["state"] for offset in (0, 1, 3, 4, 6)}
     assert states == {0: "acked", 1: "pending", 3: "skipped", 4: "pending", 6: "not yet read"}
@@ -71,17 +56,6 @@ def test_an_aborted_record_and_its_marker_are_gaps_by_proof(lab: MakeLab) -> Non
     assert states == ["acked", "acked", "gap", "gap", "acked", "not yet read"]
     lane.expire(5)
     assert explain(lane, "0", "2")["state"] == "gap", "what was proved stays proved"
-
-
-def test_status_shows_every_pipeline_or_one_with_what_holds_it(lane: Lab) -> None:
-    overview = lane.ackline_json("status", "--now", lane.now.isoformat())["pipelines"]
-    (mine,) = [pipeline for pipeline in overview if pipeline["pipeline"] == lane.name]
-    assert (mine["health"], mine["lag"], mine["pending"]) == ("waiting", 5, 2)
-    shown = lane.ackline("status", lane.name, "--now", lane.now.isoformat())
-    assert shown.returncode == 0, shown.stderr
-    assert "Held by:" in shown.stdout
-    assert "because offset 1 failed once" in shown.stdout
-    assert lane.ackline("status", lane.name, "--topic", "none").returncode == 2
 
 
 def test_history_audit_and_sql_show_the_same_turn(lane: Lab) -> None:

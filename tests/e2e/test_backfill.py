@@ -2,22 +2,21 @@
 
 import json
 from collections import Counter
-from datetime import timedelta
+from collections.abc import Iterable
 from typing import Any
 
-import pytest
 from deltalake import DeltaTable
 
-from ackline.backfill.choose import choose_offsets
 from ackline.backfill.plan import plan_backfill
-from ackline.backfill.run import begin
-from ackline.pipeline.arguments import BackfillArguments
-from ackline.steps.replay import replay
+from ackline.backfill.run import backfill_pipeline, find_backfill
+from ackline.lane.adapters import open_adapters
+from ackline.pipeline.arguments import lane_of
 from ackline.verify.check import Sources, check
 from tests.chaos import victims
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, fails
+from tests.kafka.kafka_log import COMPACTED, compact
 
 
 def backfill(lane: Lab, *arguments: str) -> Any:
@@ -61,73 +60,17 @@ def ended(lane: Lab, backfill_id: str) -> Counter[str]:
     return found
 
 
-@pytest.mark.deep
-def test_s70_overlapping_backfills_and_live_runs_each_read_their_own(lab: MakeLab) -> None:
-    lane = lab(partitions=2, retry={"initial_delay": "1m", "max_retries": 1})
-    for partition in (0, 1):
-        lane.produce_records(60, {7: {"fail": -1}, 31: {"fail": 1}, 40: {"dead": True}}, partition=partition)
-    lane.run()
-    before = lane.group_commit(), lane.group_commit(1), lane.settlement()
-    chosen = {
-        "a": [f"{lane.topic}:0:0-45", f"{lane.topic}:1:20-41"],
-        "b": [f"{lane.topic}:0:5-10", f"{lane.topic}:0:30-60"],
-        "c": [f"{lane.topic}:1"],
-    }
-    for backfill_id, ranges in chosen.items():
-        assert not backfill(lane, *ranges, "--id", backfill_id)["settled"]
-    assert (lane.group_commit(), lane.group_commit(1), lane.settlement()) == before
-    lane.advance_clock(60)
-    lane.run()
-    done = {backfill_id: backfill(lane, "--id", backfill_id) for backfill_id in chosen}
-    assert [(each["settled"], each["asked"]["offsets"]) for each in done.values()] == [
-        (True, 66),
-        (True, 35),
-        (True, 60),
-    ]
-    assert done["a"]["outcomes"] == {"acked": 63, "dead": 3}
-    for backfill_id in chosen:
-        assert ended(lane, backfill_id) == done[backfill_id]["outcomes"]
-        judge(lane, backfill_id)
-    lane.judge(settled=True)
-
-
-STEPS = [
-    pytest.param(when, write, marks=() if (when, write) == ("after", "genesis") else pytest.mark.deep)
-    for write in ("genesis", "plan", "outcomes", "letters", "decisions", "settlement")
-    for when in ("before", "after")
-]
-"""The genesis is what only a backfill stores; tests/chaos/test_kills.py has the other writes."""
-
-BY_SETTLE = ("letters", "decisions", "settlement")
-"""The writes after the stored outcomes. The process that is killed there starts no Spark."""
-
-
-def replayed(lane: Lab, asked: list[str]) -> None:
-    """Begins the backfill `b`, and carries out the steps plan and replay of its first turn."""
-    with lane.adapters(lane="backfill-b") as adapters:
-        arguments = BackfillArguments(tuple(asked))
-        begin(adapters, arguments, choose_offsets(adapters, arguments))
-        assert plan_backfill(adapters, resend=True).plan is not None
-        replay(adapters, lane.spark)
-
-
-@pytest.mark.parametrize(("when", "write"), STEPS)
-def test_s71_a_backfill_that_was_killed_at_a_write_is_resumed_by_its_id(lab: MakeLab, when: str, write: str) -> None:
+def test_s71_a_backfill_that_was_killed_after_its_genesis_is_resumed_by_its_id(lab: MakeLab) -> None:
+    """The genesis is what only a backfill stores; tests/chaos/test_kills.py has the other writes."""
     lane = lab(retry={"max_retries": 0})
     lane.produce_records(12, {3: {"fail": -1}, 6: {"dead": True}})
     lane.run()
-    asked = [f"{lane.topic}:0:1-5", f"{lane.topic}:0:6-9"]
-    if write in BY_SETTLE:
-        replayed(lane, asked)
-        asked = []
-    victims.kill(lane, "backfill", write, when, asked)
+    victims.kill(lane, "backfill", "genesis", "after", [f"{lane.topic}:0:1-5", f"{lane.topic}:0:6-9"])
     refused = lane.ackline("backfill", lane.name, lane.topic, "--id", "b", "--yes", "--json")
-    begun = (when, write) != ("before", "genesis")
-    if begun:
-        assert (refused.returncode, json.loads(refused.stderr.splitlines()[-1])["key"]) == (2, "RANGE")
-        done = backfill(lane, "--id", "b")
-        assert (done["settled"], done["outcomes"]) == (True, {"acked": 5, "dead": 2})
-        judge(lane, "b")
+    assert (refused.returncode, json.loads(refused.stderr.splitlines()[-1])["key"]) == (2, "RANGE")
+    done = backfill(lane, "--id", "b")
+    assert (done["settled"], done["outcomes"]) == (True, {"acked": 5, "dead": 2})
+    judge(lane, "b")
 
 
 def test_s72_dead_records_of_an_error_class_are_redriven_in_the_log_as_it_is(lab: MakeLab) -> None:
@@ -148,21 +91,6 @@ def test_s72_dead_records_of_an_error_class_are_redriven_in_the_log_as_it_is(lab
     judge(lane, "redrive")
 
 
-def test_s72_a_backfill_that_acks_what_was_dead_is_counted_by_the_next_dry_run(lab: MakeLab) -> None:
-    lane = lab(retry={"max_retries": 1})
-    lane.produce_records(6, fails([2, 4], times=2))
-    lane.run()
-    lane.run()
-    assert lane.outcomes()["dead"] == 2
-    done = backfill(lane, "--outcome", "dead", "--id", "first")
-    assert done["outcomes"] == {"dead": 2}
-    ranges = backfill(lane, f"{lane.topic}:0:0-2", "--id", "ranges")
-    assert ranges["outcomes"] == {"acked": 2}
-    assert lane.ackline_json("backfill", lane.name, "--all", "--dry-run")["acked_before"] == 2
-    judge(lane, "first")
-    judge(lane, "ranges")
-
-
 def test_s72_at_most_once_single_offsets_are_handed_out_once(lab: MakeLab) -> None:
     lane = lab(retry={"max_retries": 0}, guarantee="at_most_once")
     lane.produce_records(10)
@@ -174,21 +102,41 @@ def test_s72_at_most_once_single_offsets_are_handed_out_once(lab: MakeLab) -> No
     assert lane.ackline_json("backfill", lane.name, "--list")["backfills"][0]["id"] == "again"
 
 
-def test_a_time_chooses_the_records_of_its_span(lab: MakeLab) -> None:
-    lane = lab()
-    start = lane.now - timedelta(hours=2)
-    times = [start + timedelta(minutes=minute) for minute in range(6)]
-    wire.produce(
-        lane.broker.bootstrap,
-        lane.topic,
-        [
-            wire.Write(json.dumps({"n": n}).encode(), timestamp=int(time.timestamp() * 1000))
-            for n, time in enumerate(times)
-        ],
-        0,
+def write(lane: Lab, *records: tuple[str, bytes]) -> None:
+    """Produces (key, value) records, each in a batch of its own."""
+    for key, value in records:
+        wire.produce(lane.broker.bootstrap, lane.topic, [wire.Write(value, key.encode())])
+
+
+def compacted(lane: Lab, gone: Iterable[int]) -> None:
+    """Waits until the broker has compacted these offsets away."""
+    compact(lane.broker, lane.topic, gone, lambda: write(lane, ("roll", b"{}")))
+
+
+def planned(lane: Lab, backfill_id: str) -> None:
+    """Stores the next plan of a backfill, as a process does that dies after it."""
+    with lane.adapters() as live:
+        stored = find_backfill(live.store.other_lane(lane_of(backfill_id)))
+    assert stored is not None
+    pipeline = backfill_pipeline(lane.pipeline, stored.arguments)
+    opened = open_adapters(
+        pipeline, run_id="dies", actor="test", now=lane.now, audit=lane.audit, lane=lane_of(backfill_id)
     )
-    done = backfill(lane, "--from", times[1].isoformat(), "--to", times[4].isoformat(), "--id", "span")
-    assert done["asked"]["ranges"] == [{"topic": lane.topic, "partition": 0, "start": 1, "end": 4}]
-    assert done["outcomes"] == {"acked": 3}
-    assert lane.committed() is None
-    judge(lane, "span")
+    with opened as adapters:
+        assert plan_backfill(adapters).plan is not None
+
+
+def test_s72_compaction_between_plan_and_replay_takes_single_offsets_of_a_backfill_by_outcome(lab: MakeLab) -> None:
+    """Offset 0 is gone before the plan, 2 after it. Both are `compacted`, and not gaps: they were there once."""
+    lane = lab(topic_config=COMPACTED, retry={"max_retries": 0})
+    dead = b'{"dead": true}'
+    write(lane, ("a", dead), ("b", b"{}"), ("c", dead), ("d", dead))
+    lane.run()
+    backfill(lane, "--outcome", "dead", "--id", "b", "--max-records", "1")
+    write(lane, ("c", b"{}"))
+    planned(lane, "b")
+    compacted(lane, [2])
+    done = backfill(lane, "--id", "b")
+    assert (done["settled"], done["outcomes"], done["gaps"]) == (True, {"compacted": 1, "dead": 2}, 0)
+    assert ended(lane, "b") == done["outcomes"]
+    judge(lane, "b")

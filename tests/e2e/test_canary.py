@@ -6,10 +6,7 @@ logs and its database.
 """
 
 import json
-import os
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -20,7 +17,7 @@ from ackline.ledger.turns import LIVE
 from ackline.ui import pages, readings
 from ackline.ui import readings as failing
 from ackline.ui.links import Addresses
-from tests.airflow.project import processes
+from tests.e2e.commands import watched_arguments
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import ROOT, Lab, all_of
 
@@ -114,25 +111,6 @@ def _environment(lane: Lab, events: Path) -> dict[str, str]:
         "ACKLINE_SPARK_MEMORY": "2g",
         "PYTHONPATH": str(ROOT),
     }
-
-
-@contextmanager
-def watched_arguments() -> Iterator[dict[int, str]]:
-    """Collects the command lines of all processes that appear while the block runs, by process id."""
-    arguments: dict[int, str] = {}
-    before, done = {pid for pid, _, _ in processes()}, threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.2):
-            arguments.update({pid: argv for pid, argv, _ in processes() if pid not in before and pid != os.getpid()})
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield arguments
-    finally:
-        done.set()
-        thread.join()
 
 
 def _stored_texts(lane: Lab) -> Iterator[str]:

@@ -77,17 +77,6 @@ def _check_audit(lane: Lab) -> None:
     assert "skipped" in text.stdout
 
 
-def test_audit_shows_an_open_turn_only_with_all(lab: MakeLab) -> None:
-    lane = lab()
-    lane.produce_records(2)
-    lane.plan()
-    lane.replay()
-    assert lane.ackline_json("audit", lane.name) == []
-    assert [row["effective"] for row in lane.ackline_json("audit", lane.name, "--all")] == [False, False]
-    lane.settle()
-    assert len(lane.ackline_json("audit", lane.name)) == 2
-
-
 def test_doctor_names_each_check_and_what_has_failed(lab: MakeLab) -> None:
     lane = lab()
     checks = lane.ackline_json("doctor", lane.name)

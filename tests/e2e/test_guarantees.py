@@ -1,8 +1,9 @@
-"""at_most_once and no_guarantee (S50, S51), and the breaker (S46)."""
+"""at_most_once and no_guarantee (S50, S51), the breaker (S46), and turns that keep counts instead of rows."""
 
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from ackline.errors import TooManyFailures
 from ackline.spark import job
@@ -50,3 +51,20 @@ def test_s46_too_many_failures_void_the_turn_until_a_run_overrides_the_breaker(l
     assert lane.ackline("run", lane.name, "--no-breaker").returncode == 0
     assert lane.outcomes() == {"acked": 1, "dropped": 3}
     assert lane.committed() == 4
+
+
+def test_without_rows_the_counts_are_stored_and_the_checker_judges_by_them(lab: MakeLab) -> None:
+    """`record_outcomes: false`: one commit of outcomes a turn, with no file in it."""
+    lane = lab(guarantee="at_most_once", record_outcomes=False, partitions=2)
+    lane.produce_records(6, fails([1, 4], -1) | {3: None})
+    lane.produce_records(2, partition=1)
+    lane.run()
+    assert lane.table("outcomes") == []
+    assert DeltaTable(f"{lane.tables}/outcomes").file_uris() == []
+    assert (lane.settled().counts, lane.settled(1).counts) == ({"acked": 3, "dropped": 2, "skipped": 1}, {"acked": 2})
+    totals = lane.settled().totals or {}
+    assert {name: count for name, count in totals.items() if count} == {"acked": 3, "dropped": 2, "skipped": 1}
+    assert (lane.settled().gaps, lane.committed()) == (0, 6)
+    assert lane.run().calls == 0
+    lane.judge(settled=True)
+    assert "record_outcomes: false" in lane.ackline("audit", lane.name).stderr

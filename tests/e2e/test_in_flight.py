@@ -1,7 +1,6 @@
 """Records in flight, and answers from outside, on a real broker, Spark and Delta. The checker judges each lane."""
 
 import json
-import secrets
 from typing import Any
 
 import pytest
@@ -9,60 +8,8 @@ import pytest
 from ackline.local.broker import Broker
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
-from tests.e2e.lab import Lab, Row
-
-KEY = "canary-of-the-token-keys"
-AT_ONCE = {"initial_delay": "0s", "period": "0s", "max_retries": 1}
-
-
-class Answered:
-    """A lane whose handler hands records on, and its ack topic."""
-
-    def __init__(self, make: MakeLab, broker: Broker, topic_config: dict[str, str] | None = None, **settings: Any):
-        self.topic = f"acks-{secrets.token_hex(4)}"
-        broker.create_topic(self.topic, 2, topic_config)
-        base: dict[str, Any] = {
-            "kafka": {"connection": "shop"}, "handler": "tests.e2e.handlers:hands_on", "ack_topic": self.topic,
-            "in_flight": {"timeout": "10s"}, "retry": AT_ONCE,
-        }  # fmt: skip
-        self.lane: Lab = make(**{**base, **settings})
-        self.broker = broker
-        self.file = self.lane.folder / "tokens"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        extra = {"bootstrap.servers": self.broker.bootstrap, "ackline.token_keys": [KEY]}
-        return {"AIRFLOW_CONN_SHOP": json.dumps({"conn_type": "kafka", "extra": extra})}
-
-    def order(self, **more: Any) -> dict[str, Any]:
-        """A record that is handed on."""
-        return {"wait": str(self.file), **more}
-
-    def tokens(self) -> dict[tuple[int, int], str]:
-        """The token of each attempt that was handed on."""
-        lines = (line.split() for line in self.file.read_text().splitlines())
-        return {(int(offset), int(attempt)): token for offset, attempt, token in lines}
-
-    def answer(self, offset: int, value: str = "ack", attempt: int = 1, times: int = 1) -> None:
-        """Answers as a worker with a Kafka client of its own does."""
-        token = self.tokens()[offset, attempt].encode()
-        wire.produce(self.broker.bootstrap, self.topic, [wire.Write(value.encode(), token)] * times, offset % 2)
-
-    def command(self, *arguments: str) -> str:
-        done = self.lane.ackline(*arguments, env=self.environment)
-        assert done.returncode == 0, done.stderr
-        assert KEY not in done.stdout + done.stderr
-        return str(done.stdout)
-
-    def run(self, seconds: float = 0) -> Any:
-        """A run so many seconds later; its JSON."""
-        self.lane.advance_clock(seconds)
-        shown = self.command("run", self.lane.name, "--now", self.lane.now.isoformat(), "--json")
-        return json.loads(shown.splitlines()[-1])
-
-    def pending(self) -> dict[str, int]:
-        (partition,) = json.loads(self.command("status", self.lane.name, "--json"))["partitions"]
-        return dict(partition["pending"])
+from tests.e2e.lab import Row
+from tests.e2e.shop import KEY, Answered
 
 
 def test_s64_s65_s69_answers_before_the_outcomes_in_time_late_repeated_and_forged(
@@ -139,28 +86,6 @@ def test_the_commands_ack_fail_and_renew_by_token_whatever_calls_the_handler(
     assert [dict(letter.headers)["ackline.error_class"] for letter in lane.letters()] == [b"AckFailed"]
     assert lane.committed() == 3
     lane.judge(settled=True)
-
-
-def test_a_lost_or_compacted_ack_topic_is_named(lab: MakeLab, broker: Broker) -> None:
-    answered = Answered(lab, broker)
-    lane = answered.lane
-    lane.produce(answered.order(timeout=1000))
-    answered.run()
-    answered.answer(0, "renew 1s", times=3)
-    wire.delete_records(broker.bootstrap, (answered.topic, 0), 2)
-    done = answered.run()
-    assert done["warnings"] == [f"answers [0, 2) of the ack topic {answered.topic}[0] are lost: retention took them"]
-    wire.delete_topic(broker.bootstrap, answered.topic)
-    broker.create_topic(answered.topic, 2)
-    answered.answer(0)
-    done = answered.run()
-    assert "was created again" in done["warnings"][0]
-    assert lane.committed() == 1
-    wire.set_topic_config(broker.bootstrap, answered.topic, cleanup_policy="compact")
-    refused = lane.ackline("run", lane.name, env=answered.environment)
-    assert (refused.returncode, "is compacted" in refused.stderr) == (2, True), refused.stderr
-    doctor = lane.ackline("doctor", lane.name, env=answered.environment)
-    assert "is compacted" in doctor.stdout
 
 
 STEPS = [

@@ -55,29 +55,6 @@ def test_a_key_finds_all_that_became_of_its_records_their_retries_and_decisions_
     assert not any(SECRET in str(row) or "4711" in str(row["error_message"]) for row in lane.table("outcomes"))
 
 
-def test_an_expired_range_is_found_by_the_key_of_a_record_that_failed_in_it(lab: MakeLab) -> None:
-    lane = lab(kafka={"connection": "shop"}, retry={"period": "1h"}, **HASHED)
-    produce(lane, (b"4711", b'{"fail": -1}'), (b"4712", b"{}"))
-    connection = environment(lane, **{"ackline.key_hash_secret": SECRET})
-    assert lane.ackline("run", lane.name, env=connection).returncode == 0
-    lane.expire(2)
-    assert lane.ackline("run", lane.name, env=connection).returncode == 0
-    assert found(lane, "--key", "4711") == [(0, 1, "failed"), (0, 0, "expired")]
-
-
-def test_rows_from_before_the_hash_was_turned_on_stay_and_a_later_attempt_finds_them(lab: MakeLab) -> None:
-    lane = lab(kafka={"connection": "shop"}, retry={"period": "1s"})
-    produce(lane, (b"4711", b'{"fail": 1}'), (b"4712", b"{}"))
-    connection = environment(lane, **{"ackline.key_hash_secret": SECRET})
-    assert lane.ackline("run", lane.name, "--now", lane.now.isoformat(), env=connection).returncode == 0
-    assert found(lane, "--key", "4711") == []
-    lane.configure(**HASHED)
-    lane.advance_clock(3600)
-    assert lane.ackline("run", lane.name, "--now", lane.now.isoformat(), env=connection).returncode == 0
-    assert found(lane, "--key", "4711") == [(0, 1, "failed"), (0, 2, "acked")]
-    assert found(lane, "--key", "4712") == [], "its only row has no hash"
-
-
 def test_without_a_secret_nothing_is_planned_and_the_error_names_the_extra(lab: MakeLab) -> None:
     lane = lab(kafka={"connection": "shop"}, **HASHED)
     produce(lane, (b"4711", b"{}"))

@@ -7,7 +7,7 @@ import pytest
 from ackline.errors import FatalError, TopicChanged
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
-from tests.e2e.lab import Row, all_of, encoded, fails
+from tests.e2e.lab import encoded, fails
 from tests.support.journal import REASON
 
 MINUTE = {"initial_delay": "1m", "period": "1m", "multiplier": 1}
@@ -30,51 +30,6 @@ def test_s3_s41_nothing_acked_leaves_the_floor_and_pending_offsets_that_retentio
     assert result.outcomes == lane.settled().counts == {"expired": 5, "acked": 1}
     assert lane.committed() == 6
     lane.judge(settled=True)
-
-
-def test_s41_unread_offsets_that_retention_has_deleted_are_one_row(lab: MakeLab) -> None:
-    """Some of what is unread, then all of it."""
-    lane = lab()
-    lane.produce_records(3)
-    lane.run()
-    lane.produce_records(6)
-    lane.expire(7)
-    lane.run()
-    assert lane.rows()[3:] == [Row(3, 0, "expired", 7), *all_of("acked", (7, 8))]
-    assert lane.committed() == 9
-    lane.produce_records(4)
-    lane.expire(13)
-    assert lane.run().calls == 0
-    assert lane.rows()[6:] == [Row(9, 0, "expired", 13)]
-    assert lane.committed() == 13
-    lane.judge(settled=True)
-
-
-def test_s41_on_expired_fail_stops_each_command_until_the_skip_that_its_error_names(lab: MakeLab) -> None:
-    lane = lab(on_expired="fail", retry={"initial_delay": "1h"})
-    lane.produce_records(4, fails([1], 1))
-    lane.run()
-    lane.produce_records(4)
-    lane.expire(6)
-    plans, settlements = lane.table("plans"), lane.table("settlements")
-
-    errors = ""
-    for command in ("plan", "run"):
-        done = lane.ackline(command, lane.name, "--now", lane.now.isoformat())
-        assert (done.returncode, done.stdout) == (1, "")
-        assert f"{lane.topic}[0] [1, 2), [4, 6)" in done.stderr
-        errors = done.stderr
-    assert (lane.table("plans"), lane.table("settlements")) == (plans, settlements)
-    assert lane.committed() == 1
-
-    _, _, advice = errors.partition("Go on with `ackline ")
-    skipped = lane.ackline(*advice.partition("`")[0].split(), "--yes", "--now", lane.now.isoformat())
-    assert skipped.returncode == 0, skipped.stderr
-    lane.run()
-    expected = [Row(1, 0, "skipped", 2), Row(1, 1, "failed"), Row(4, 0, "skipped", 6)]
-    assert [row for row in lane.rows() if row.outcome != "acked"] == expected
-    assert lane.new_calls() == [(offset, 1) for offset in (0, 1, 2, 3, 6, 7)]
-    assert lane.committed() == 8
 
 
 def test_s42_a_topic_that_is_deleted_and_created_again_stops_the_run_until_a_reset(lab: MakeLab) -> None:
@@ -100,32 +55,6 @@ def test_s42_a_topic_that_is_deleted_and_created_again_stops_the_run_until_a_res
     assert lane.new_offsets() == [0, 1, 2, 3, 4]
     assert lane.committed() == 5
     lane.judged = True  # the log that the checker would need is deleted
-
-
-def test_s43_nothing_above_the_last_stable_offset_and_no_aborted_record_is_handled(lab: MakeLab) -> None:
-    lane = lab()
-    lane.produce_records(2)
-    producer = wire.open_transaction(lane.broker.bootstrap, lane.topic, map(encoded, [{"a": 2}, {"a": 3}]))
-    lane.produce_records(2)  # 4 and 5: they wait behind the open transaction
-    lane.run()
-    assert (lane.new_offsets(), lane.committed()) == ([0, 1], 2)
-    producer.abort_transaction(30)
-    wire.wait_until_stable(lane.broker.bootstrap, lane.topic)
-    wire.produce_committed(lane.broker.bootstrap, lane.topic, map(encoded, [{}, {}]))
-    lane.run()
-    assert (lane.new_offsets(), lane.committed()) == ([4, 5, 7, 8], 10)
-    lane.judge(settled=True)
-
-
-def test_read_uncommitted_reads_open_and_aborted_records(lab: MakeLab) -> None:
-    lane = lab(kafka={"isolation": "read_uncommitted"})
-    producer = wire.open_transaction(lane.broker.bootstrap, lane.topic, map(encoded, [{}, {}]))
-    lane.run()
-    assert lane.new_offsets() == [0, 1]
-    producer.abort_transaction(30)
-    wire.wait_until_stable(lane.broker.bootstrap, lane.topic)
-    lane.run()
-    assert lane.committed() == 3
 
 
 HEADERS = (("trace", b"\x00\xff"), ("trace", None), ("ackline.offset", b"of an earlier letter"))
@@ -262,19 +191,4 @@ def test_a_batch_that_is_damaged_on_the_broker_stops_the_run_and_nothing_is_sett
     lane.run()
     assert lane.outcomes()["expired"] == 1
     assert lane.committed() == 3
-    lane.judge(settled=True)
-
-
-def test_a_pipeline_that_switches_checksums_off_reads_on(lab: MakeLab) -> None:
-    lane = lab(kafka={"properties": {"check.crcs": False}}, retry={"initial_delay": "1m"})
-    for value in ({}, {"fail": 1, "pad": "damaged"}, {}):
-        lane.produce(value)
-    segment = next((lane.broker.directory / "data" / f"{lane.topic}-0").glob("*.log"))
-    with segment.open("r+b") as file:
-        file.seek(segment.read_bytes().index(b"damaged"))
-        file.write(b"DAMAGED")
-    lane.run()
-    lane.advance_clock(60)
-    lane.run()
-    assert lane.outcomes() == {"acked": 3, "failed": 1}
     lane.judge(settled=True)

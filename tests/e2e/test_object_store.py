@@ -13,14 +13,11 @@ import pytest
 from deltalake import DeltaTable
 
 from ackline.ledger.turns import LIVE
-from ackline.local.broker import Broker
 from ackline.tables.object_store import arrow_filesystem
 from ackline.tables.store import LedgerStore
-from tests.e2e.commands import ROOT, Finished, run_in_session
+from tests.e2e.commands import ROOT, Finished, run_in_session, watched_arguments
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab
-from tests.e2e.test_canary import watched_arguments
-from tests.e2e.test_in_flight import Answered
 from tests.support.object_store.store import REGION, SECRET, ObjectStore
 
 COMMANDS, AT_ONCE = 50, 4
@@ -62,24 +59,6 @@ def test_i13_a_run_reads_and_writes_its_tables_in_an_object_store_and_shows_no_l
 
 
 @pytest.mark.deep
-def test_at_most_once_runs_with_its_tables_in_an_object_store(
-    lab: MakeLab, s3_server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lane = lab(guarantee="at_most_once", dead_letter="none", retry={"max_retries": 0})
-    lane.audit = s3_server.bucket(f"bucket-{uuid.uuid4()}") + "/audit"
-    lane.produce_records(20, {3: {"fail": 1}})
-    events = tmp_path / "events"
-    events.mkdir()
-    environment = _environment(s3_server, events)
-    run = lane.ackline_process("run", lane.name, "--json", env=environment)
-    assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout.splitlines()[-1])["outcomes"] == {"acked": 19, "dropped": 1}
-    assert lane.committed() == 20
-    lane.broker.create_topic(lane.dead_letter_topic)  # the checker reads it
-    _judge(lane, environment)
-
-
-@pytest.mark.deep
 def test_s68_output_tables_are_in_an_object_store_below_the_root_and_elsewhere(
     lab: MakeLab, s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,32 +78,6 @@ def test_s68_output_tables_are_in_an_object_store_below_the_root_and_elsewhere(
         [(1, "o0"), (1, "o0"), (2, "o1"), (2, "o1")],
     ]
     assert _staged(lane) == ["live-0-published"]
-    lane.judged = True  # the checker has no login of this process
-
-
-@pytest.mark.deep
-def test_s68_rows_of_records_in_flight_wait_in_an_object_store_until_their_record_is_acked(
-    lab: MakeLab, broker: Broker, s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
-    outputs = [{"from": "source.counts", "table": "counts"}, {"from": "source.items", "topic": "items"}]
-    answered = Answered(lab, broker, handler="tests.spark.output_handlers:split_and_hand_on", outputs=outputs)
-    broker.create_topic("items")
-    lane = answered.lane
-    lane.journalled = False
-    lane.audit = s3_server.bucket(f"bucket-{uuid.uuid4()}") + "/audit"
-    lane.produce(*({"id": f"o{number}", "items": [], "wait": str(answered.file)} for number in range(3)))
-    assert answered.run()["outcomes"] == {"in_flight": 3}
-    assert [name.partition("-")[0] for name in _staged(lane)].count("kept") == 1
-    answered.answer(0)
-    answered.run(1)
-    answered.answer(1, "fail")
-    answered.answer(2)
-    answered.run(1)
-    rows = DeltaTable(f"{lane.tables}/outputs/counts").to_pyarrow_table().to_pylist()
-    assert sorted((row["_turn"], row["order"]) for row in rows) == [(2, "o0"), (3, "o2")]
-    assert [name.partition("-")[0] for name in _staged(lane)].count("kept") == 0
     lane.judged = True  # the checker has no login of this process
 
 

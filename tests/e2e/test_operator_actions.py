@@ -1,11 +1,7 @@
 """Operator actions, and a group that is followed or restored: each action is one audited turn (S36, S45)."""
 
-import pytest
-
 from ackline.actions.actions import perform_action
-from ackline.errors import FatalError, TooFarBehind
 from ackline.lane.action_plans import Targets
-from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import Settlement, TurnKind
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of, fails
@@ -78,46 +74,15 @@ def test_i15_a_skip_settles_what_is_pending_or_unread_and_a_reset_reads_it_again
     assert lane.new_offsets() == [0, 1, 2, 3]
 
 
-def test_a_paused_partition_gets_nothing_until_it_is_resumed(lab: MakeLab) -> None:
+def test_s36_a_moved_group_stops_the_run_by_name_and_nothing_is_committed(lab: MakeLab) -> None:
     lane = lab()
-
-    def why_in_status() -> object:
-        return lane.ackline_json("status", lane.name)["partitions"][0]["why"]
-
-    lane.run()
-    perform(lane, TurnKind.PAUSE)
-    lane.produce_records(2)
-    assert lane.run().plans[0].partitions[TopicPartition(lane.topic, 0)].why == "paused"
-    assert why_in_status() == "paused"
-    perform(lane, TurnKind.RESUME)
-    assert why_in_status() is None
-    lane.run()
-    assert lane.new_offsets() == [0, 1]
-
-
-def test_an_action_is_refused_while_a_turn_is_open(lab: MakeLab) -> None:
-    lane = lab()
-    lane.produce_records(2)
-    lane.plan()
-    with pytest.raises(FatalError, match="is open"):
-        perform(lane, TurnKind.SKIP, 1)
-    assert audited_kinds(lane) == []
-
-
-def test_s45_a_partition_too_far_behind_is_skipped_as_one_range_or_stops_the_run(lab: MakeLab) -> None:
-    """Retention may have passed the point to skip to: what is gone is expired, and the rest is read."""
-    lane = lab(max_uncommitted=2, max_offset_behind={"offsets": 5, "policy": "skip"})
     lane.produce_records(4)
     lane.run()
-    lane.produce_records(6)
-    lane.run()
-    skipped = [*all_of("acked", [0, 1]), Row(2, 0, "skipped", 5), *all_of("acked", [5, 6])]
-    assert lane.rows() == skipped
-    lane.produce_records(9)
-    lane.expire(17)
-    lane.run()
-    assert lane.rows() == [*skipped, Row(7, 0, "expired", 17), *all_of("acked", [17, 18])]
-    lane.configure(max_offset_behind={"offsets": 1, "policy": "fail"})
-    lane.produce_records(3)
-    with pytest.raises(TooFarBehind, match="3 offsets behind"):
-        lane.run()
+    lane.move_group(1, "an operator's")
+    lane.produce_records(2)
+    done = lane.ackline("run", lane.name)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{lane.topic}[0]: the group holds offset 1" in done.stderr
+    assert "another client moved the group" in done.stderr
+    assert lane.group_commit() == (1, "an operator's")
+    assert lane.new_offsets() == [0, 1, 2, 3]

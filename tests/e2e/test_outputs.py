@@ -1,69 +1,22 @@
 """Outputs of pipelines with steps: what is emitted is in tables and topics, of acked records only and once."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from ackline.errors import ConfigError, LedgerError, TooManyFailures
+from ackline.local.broker import Broker
 from ackline.outputs.turn import store_manifest
 from ackline.steps import plan as planning
 from ackline.steps import replay, settle
 from ackline.steps.replay import job_of
-from ackline.tables import publish as publish_outputs
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row
-
-HANDLERS = "tests.spark.output_handlers"
-STEPS = [
-    {"name": "price", "handler": f"{HANDLERS}:price", "input": "source.items", "group_by": "key"},
-    {"name": "total", "handler": f"{HANDLERS}:total", "input": "price", "group_by": "key", "join": True},
-]
-OUTPUTS: list[dict[str, Any]] = [
-    {"from": "total", "table": "order_totals"},
-    {"from": "price.rejected", "table": "rejected"},
-    {"from": "source.counts", "table": "counts", "columns": {"order": "string", "items": "long"}},
-]
-
-
-def shop(lab: MakeLab, **settings: Any) -> Lab:
-    """A lab whose orders are priced and summed."""
-    lane = lab(handler=f"{HANDLERS}:split", steps=STEPS, **{"outputs": OUTPUTS, **settings})
-    lane.journalled = False
-    return lane
-
-
-def order(number: int, *items: dict[str, Any]) -> bytes:
-    return json.dumps({"id": f"o{number}", "items": list(items)}).encode()
-
-
-def item(product: str, pieces: int = 1, **more: Any) -> dict[str, Any]:
-    return {"product": product, "pieces": pieces, **more}
-
-
-def rows_of(lane: Lab, table: str) -> list[dict[str, Any]]:
-    """The rows of an output table, sorted by offset."""
-    folder = Path(lane.audit) / lane.name / "outputs" / table
-    rows: list[dict[str, Any]] = DeltaTable(str(folder)).to_pyarrow_table().to_pylist()
-    return sorted(rows, key=lambda row: (row["_offset"], json.dumps(row, default=str)))
-
-
-class Killed(BaseException):
-    """The end of a process at a line."""
-
-
-def killed_at(place: str, patch: pytest.MonkeyPatch) -> None:
-    """Has the next run end where it would call the function `place`."""
-
-    def die(*_: object, **__: object) -> None:
-        raise Killed(place)
-
-    patch.setattr(place, die)
+from tests.e2e.shop import HANDLERS, OUTPUTS, Killed, Shop, item, killed_at, order, rows_of, shop, staged
 
 
 def test_s68_acked_records_have_their_rows_and_a_row_that_does_not_fit_fails_its_record(lab: MakeLab) -> None:
@@ -97,11 +50,6 @@ def of_record(lane: Lab, offset: int, attempt: int = 1, turn: int = 1, **emitted
     return {f"_{name}": value for name, value in (anchor | of_row).items()} | emitted
 
 
-def staged(lane: Lab) -> list[str]:
-    """The staging folders that are left."""
-    return sorted(path.name for path in (Path(lane.audit) / lane.name / ".staging").iterdir() if path.is_dir())
-
-
 PLACES = [
     "ackline.steps.replay.store_manifest",
     "ackline.steps.replay.add_actions",
@@ -130,30 +78,6 @@ def test_s68_a_run_killed_between_any_two_writes_leaves_each_row_once_and_the_gr
             assert [row["_offset"] for row in rows_of(lane, table)] == list(range(number + 1)), place
         assert staged(lane) == [], place
     lane.judge(settled=True)
-
-
-def test_s68_a_run_killed_between_two_tables_publishes_the_rest_before_the_next_plan(lab: MakeLab) -> None:
-    lane = shop(lab)
-    lane.produce(order(0, item("a")))
-    publish, calls = publish_outputs._publish_table, list[object]()
-
-    def first_only(*arguments: Any) -> None:
-        if calls:
-            raise Killed
-        calls.append(arguments)
-        publish(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publish_outputs, "_publish_table", first_only)
-        with pytest.raises(Killed):
-            lane.run()
-    assert lane.committed() is None
-    lane.judge()  # the newest turn may wait for its second table
-    lane.produce(order(1, item("a")))
-    planned = lane.plan()
-    assert planned.turn.n == 2
-    for table in ("order_totals", "counts"):
-        assert [row["_offset"] for row in rows_of(lane, table)] == [0]
 
 
 def test_s68_of_two_drivers_the_rows_of_the_one_whose_outcomes_count_are_published(lab: MakeLab) -> None:
@@ -193,50 +117,6 @@ def test_a_backfill_publishes_in_its_own_lane_and_a_resume_publishes_what_a_kill
     lanes = [(row["_lane"], row["_offset"]) for row in rows_of(lane, "order_totals")]
     assert lanes == [("live", 0), ("backfill-b", 1), ("live", 1)]
     assert staged(lane) == []
-
-
-def test_a_table_that_can_not_be_used_stops_the_run_before_anything_is_stored(lab: MakeLab) -> None:
-    lane = shop(lab)
-    lane.produce(order(0, item("a")))
-    folder = Path(lane.audit) / lane.name / "outputs" / "counts"
-    folder.parent.mkdir(parents=True)
-    write_deltalake(str(folder), pa.table({"order": ["x"]}))
-    for command in ("plan", "run"):
-        failed = lane.ackline(command, lane.name)
-        assert failed.returncode == 2
-        assert "has no column _topic" in " ".join(failed.stderr.split())
-    with lane.adapters() as adapters:
-        assert adapters.store.newest() is None
-
-
-def test_a_settled_turn_whose_rows_are_lost_stops_the_lane_until_an_operator_gives_them_up(lab: MakeLab) -> None:
-    lane = shop(lab)
-    lane.produce(order(0, item("a")))
-    with pytest.MonkeyPatch.context() as patch:
-        killed_at("ackline.steps.settle.publish_settled", patch)
-        with pytest.raises(Killed):
-            lane.run()
-    folder = Path(lane.audit) / lane.name / ".staging"
-    shutil.rmtree(folder / "live-0-1")
-    drop = ("void", lane.name, "--give-up", "counts", "--give-up", "order_totals", "--reason", "the disk is lost")
-    for command in (["run"], ["reset", "--to", "floor", "--reason", "test", "--yes"]):
-        stuck = lane.ackline(command[0], lane.name, *command[1:])
-        advice = f"give them up with `ackline void {lane.name} --give-up TABLE --reason …`"
-        assert (stuck.returncode, advice in " ".join(stuck.stderr.split())) == (1, True)
-    assert "order_totals: at most 1 rows" in lane.ackline(*drop, "--dry-run").stdout
-    assert lane.ackline_json(*drop, "--dry-run")["rows_at_most"] == {"counts": 1, "order_totals": 1}
-    assert (lane.committed(), lane.ackline("run", lane.name).returncode) == (None, 1)
-    assert lane.ackline(*drop, "--pause", "--yes").returncode == 2
-    dropped = lane.ackline_json(*drop, "--yes")
-    assert (dropped["rows_at_most"], dropped["not_committed"]) == ({"counts": 1, "order_totals": 1}, None)
-    record = json.loads((folder / "live-0-1-dropped.json").read_text())
-    assert (record["reason"], record["rows_at_most"]) == ("the disk is lost", {"counts": 1, "order_totals": 1})
-    assert lane.committed() == 1
-    again = lane.ackline(*drop, "--yes")
-    assert (again.returncode, "nothing to give up" in again.stderr) == (2, True)
-    lane.produce(order(1, item("a")))
-    lane.run()
-    assert [row["_offset"] for row in rows_of(lane, "order_totals")] == [1]
 
 
 def test_i6_no_dead_letter_is_sent_of_a_turn_whose_staged_rows_are_lost(lab: MakeLab) -> None:
@@ -296,3 +176,107 @@ def test_outputs_without_steps_go_to_a_table_and_to_a_topic(lab: MakeLab) -> Non
     headers = dict(messages[0].headers)
     assert (headers["ackline.topic"], headers["ackline.offset"]) == (lane.topic.encode(), b"0")
     assert (headers["ackline.turn"], headers["ackline.attempt"]) == (b"1", b"1")
+
+
+def test_a_field_of_one_task_alone_is_a_column_of_the_table_that_the_turn_creates(lab: MakeLab) -> None:
+    outputs = [{"from": f"source.{name}", "table": name} for name in ("items", "counts")]
+    lane = lab(handler=f"{HANDLERS}:split", outputs=outputs, partitions=2)
+    lane.journalled = False
+    lane.produce(order(0, item("a"), item("b", note=None)))
+    lane.produce(order(1, item("c", gift={"to": "Ada"}, price=1.5)), partition=1)
+    lane.run()
+    rows = [{name: row[name] for name in row if not name.startswith("_")} for row in rows_of(lane, "items")]
+    assert sorted(rows, key=lambda row: row["product"]) == [
+        {"order": "o0", "product": "a", "pieces": 1, "gift": None, "price": None},
+        {"order": "o0", "product": "b", "pieces": 1, "gift": None, "price": None},
+        {"order": "o1", "product": "c", "pieces": 1, "gift": '{"to":"Ada"}', "price": 1.5},
+    ]
+    lane.produce(order(2, item("d", late="no column")))
+    lane.configure(breaker=None)
+    lane.run()
+    assert [row["error_class"] for row in lane.table("outcomes") if row["error_class"]] == ["BadOutput"]
+
+
+def test_s67_s68_s69_rows_wait_for_their_records_and_are_there_once(lab: MakeLab, broker: Broker) -> None:
+    shop = Shop(lab, broker)
+    lane = shop.lane
+    lane.produce(
+        shop.shop_order("o0", item("a", 2), item("b")),
+        {**shop.shop_order("o1", item("a")), "wait": None},
+        shop.shop_order("both", item("a")),
+        shop.shop_order("both", item("b")),
+        shop.shop_order("o4", item("c", fail=True)),
+        shop.shop_order("o5", item("a"), early=[broker.bootstrap, shop.topic]),
+        shop.shop_order("o6", item("d")),
+    )
+    assert shop.run()["outcomes"] == {"acked": 2, "failed": 1, "in_flight": 5}
+    assert shop.rows("counts") == [(1, 1, 1, [(1, "acked")]), (5, 1, 1, [(5, "acked")])]
+    assert len(staged(lane)) == 1
+    lane.judge()
+    shop.command("maintain")
+    shop.answer(0)
+    shop.answer(3)
+    shop.answer(6, "fail no stock")
+    second = shop.run(5)
+    assert second["answers"] == {"acked": 2, "failed": 1}
+    assert [row for row in shop.rows("order_totals") if row[0] in (0, 2, 3)] == [
+        (0, 1, 2, [(0, "acked")]), (3, 1, 2, [(2, "in_flight"), (3, "acked")]),
+    ]  # fmt: skip
+    lane.judge()
+    shop.answer(2)
+    shop.run(1)  # makes the second attempt at 6
+    shop.answer(6, attempt=2)
+    shop.run(1)
+    totals = shop.rows("order_totals")
+    assert [row[3] for row in totals if row[0] in (2, 3)] == [[(2, "in_flight"), (3, "acked")]], "published once"
+    assert [row[:2] for row in shop.rows("counts")] == [(0, 1), (1, 1), (2, 1), (3, 1), (5, 1), (6, 2)]
+    assert (6, 2) in [row[:2] for row in totals]
+    assert staged(lane) == []
+    lane.judge(settled=True)
+
+
+def test_a_skip_a_reset_and_a_cancelled_backfill_drop_the_rows_of_what_was_in_flight(
+    lab: MakeLab, broker: Broker
+) -> None:
+    shop = Shop(lab, broker, in_flight={"timeout": "none"}, steps=None, outputs=[OUTPUTS[2]])
+    lane = shop.lane
+    lane.configure(outputs=[{**OUTPUTS[2]}, {"from": "source.items", "table": "items"}])
+    lane.produce(*[shop.shop_order(f"o{number}", item("a")) for number in range(3)])
+    shop.run()
+    first = shop.tokens()
+    shop.command("skip", lane.name, "--offsets", "0", "--reason", "test", "--yes")
+    wait = [path for path in (Path(lane.audit) / lane.name / ".staging").glob("*/*") if path.is_file()]
+    assert len(wait) == 2, "a file a table, without the row of the skipped record"
+    shop.command("reset", lane.name, "--to", "floor", "--reason", "test", "--yes")
+    assert staged(lane) == []
+    shop.answer(1)  # of the attempt before the reset
+    shop.file.unlink()
+    shop.run(600)  # after the actions, whose time is the machine's
+    assert shop.rows("counts") == []
+    assert shop.tokens()[1, 1] != first[1, 1]
+    shop.answer(1)
+    shop.answer(2)
+    shop.run(1)
+    assert [row[0] for row in shop.rows("counts")] == [1, 2]
+    assert [(row["_epoch"], row["_offset"]) for row in rows_of(lane, "items")] == [(1, 1), (1, 2)]
+    shop.file.unlink()
+    shop.command("backfill", lane.name, "--all", "--id", "b", "--yes", "--now", lane.now.isoformat())
+    assert {row["_lane"] for row in rows_of(lane, "counts")} == {"live"}
+    assert len(staged(lane)) == 1
+    shop.answer(2)
+    shop.command("backfill", lane.name, "--id", "b", "--yes", "--now", lane.now.isoformat())
+    assert [(row["_lane"], row["_offset"]) for row in rows_of(lane, "counts")] == [
+        ("live", 1), ("backfill-b", 2), ("live", 2),
+    ]  # fmt: skip
+    for path in (Path(lane.audit) / lane.name / ".staging").glob("backfill-b-*/*"):
+        path.unlink()  # lost: nothing is in flight after the cancellation, so it needs no row that waits
+    shop.command("backfill", lane.name, "--cancel", "b", "--yes", "--reason", "test")
+    assert staged(lane) == []
+    void = Path(lane.audit) / lane.name / ".staging" / "backfill-b-0-1"
+    void.mkdir()
+    (void / "0-left.parquet").write_bytes(b"of a void turn")
+    shop.command("backfill", lane.name, "--cancel", "b", "--yes", "--reason", "test")
+    assert staged(lane) == [], "no later turn of the lane would remove what a void turn has staged"
+    assert len(rows_of(lane, "counts")) == 3
+    lane.judge(settled=True)
+    assert json.loads(shop.command("status", lane.name, "--json"))["partitions"][0]["pending"]["in_flight"] == 0

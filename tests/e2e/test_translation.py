@@ -1,7 +1,6 @@
 """Decoders and streams in whole runs: what does not decode is a failure like any other, and each record has a row."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from ackline.errors import FatalError, TransientError
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Row, all_of
-from tests.support.schema_registry import StubRegistry, stub_registry
+from tests.support.schema_registry import StubRegistry
 
 BROKEN = b'{"customer": "c4n4ry", \xff'
 ORDER = {
@@ -17,13 +16,6 @@ ORDER = {
     "name": "order",
     "fields": [{"name": "fail", "type": "int"}, {"name": "customer", "type": "string"}],
 }
-
-
-@pytest.fixture
-def stub() -> Iterator[StubRegistry]:
-    """A schema registry."""
-    with stub_registry() as stub:
-        yield stub
 
 
 def test_s44_what_does_not_decode_is_retried_and_dead_and_what_no_stream_takes_is_skipped(lab: MakeLab) -> None:

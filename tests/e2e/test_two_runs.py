@@ -112,34 +112,6 @@ def test_a_second_run_waits_for_the_first_and_no_record_is_handled_twice(lane: L
     lane.judge(settled=True)
 
 
-@pytest.mark.deep
-def test_a_run_goes_on_at_once_with_the_turn_of_a_run_that_was_killed(lane: Lab) -> None:
-    with Command(lane, "run", lane.name) as first:
-        assert wait_until(lambda: bool(lane.calls()), SECONDS), first.errors
-        os.killpg(first.process.pid, signal.SIGKILL)
-        first.end()
-    open_gate(lane)
-    with Command(lane, "run", lane.name) as second:
-        assert second.end() == 0
-    assert "which has ended; going on" in second.errors[0]
-    assert lane.rows() == all_of("acked", range(6))
-    lane.judge(settled=True)
-
-
-@pytest.mark.deep
-def test_take_over_does_not_wait_and_both_runs_end_well(lane: Lab) -> None:
-    with Command(lane, "run", lane.name) as first:
-        assert wait_until(lambda: bool(lane.calls()), SECONDS), first.errors
-        lane.configure(handler="tests.support.journal:handle")
-        second = lane.ackline("run", lane.name, "--take-over")
-        assert second.returncode == 0, second.stderr
-        assert lane.committed() == 6
-        open_gate(lane)
-        assert first.end() == 0, first.errors
-    assert lane.rows() == all_of("acked", range(6))
-    lane.judge(settled=True)
-
-
 @pytest.mark.parametrize("jvm", [False, True], ids=["before the JVM", "while the JVM starts"])
 def test_ctrl_c_while_spark_starts_prints_no_traceback_and_leaves_no_process(lane: Lab, jvm: bool) -> None:
     with Command(lane, "run", lane.name) as run:

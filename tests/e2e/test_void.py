@@ -3,12 +3,9 @@
 import json
 import signal
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pytest
-from deltalake import DeltaTable
 
 from ackline.ledger.turns import LIVE
 from ackline.tables.store import LedgerStore
@@ -82,43 +79,6 @@ def test_i7_at_most_once_a_turn_that_was_handed_out_is_lost_and_no_record_is_han
     lane.judge(settled=True)
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut"])
-def test_i7_at_most_once_a_reported_turn_whose_outcomes_lost_a_file_is_lost_and_the_checker_agrees(
-    damage: str, lab: MakeLab
-) -> None:
-    lane = lab(guarantee="at_most_once", dead_letter="none", max_records_per_run=4)
-    lane.produce_records(6, {2: {"fail": -1}})
-    lane.plan()
-    lane.replay()
-    assert sorted(lane.new_offsets()) == [0, 1, 2, 3]
-    file = Path(unquote(urlsplit(min(DeltaTable(f"{lane.tables}/outcomes").file_uris())).path))
-    content = file.read_bytes()
-    file.unlink()
-    if damage == "cut":
-        file.write_bytes(content[: len(content) // 2])
-
-    shown = lane.ackline("void", lane.name, "--reason", "a test", "--dry-run")
-    assert "outcomes of acked records too" in shown.stdout
-    assert void(lane, "--yes")["consequence"] == "lost"
-    assert (lane.rows(), lane.committed()) == ([Row(0, 0, "lost", 4)], 4)
-    assert lane.ackline_json("run", lane.name)["outcomes"] == {"acked": 2}
-    assert sorted(lane.new_offsets()) == [4, 5]
-    assert lane.ackline("maintain").returncode == 0
-    assert lane.rows() == [Row(0, 0, "lost", 4), *all_of("acked", (4, 5))]
-    lane.judge(settled=True)
-
-
-def test_i7_at_most_once_a_turn_that_was_not_claimed_is_void_and_handled_once(lab: MakeLab) -> None:
-    lane = lab(guarantee="at_most_once", dead_letter="none")
-    lane.produce_records(4)
-    lane.plan()
-    assert void(lane, "--yes")["consequence"] == "void"
-    assert lane.committed() == 0
-    assert lane.ackline_json("run", lane.name)["outcomes"] == {"acked": 4}
-    assert sorted(lane.new_offsets()) == [0, 1, 2, 3]
-    lane.judge(settled=True)
-
-
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_a_turn_of_a_backfill_lane_is_closed_and_the_live_lane_and_the_group_are_left_alone(
     guarantee: str, lab: MakeLab
@@ -145,49 +105,3 @@ def test_a_turn_of_a_backfill_lane_is_closed_and_the_live_lane_and_the_group_are
     assert lane.ackline("void", lane.name, "--lane", BACKFILL, "--reason", "a test", "--yes").returncode == 2
     assert lane.ackline_json("run", lane.name)["outcomes"] == {"acked": 4}
     assert (lane.committed(), lane.settled().paused) == (4, False)
-
-
-@pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_it_is_a_dry_run_until_it_is_confirmed(guarantee: str, lab: MakeLab) -> None:
-    lane = lab(guarantee=guarantee, dead_letter="none")
-    nothing = lane.ackline("void", lane.name, "--reason", "a test", "--yes")
-    assert (nothing.returncode, "no open turn in its lane live" in nothing.stderr) == (2, True)
-    lane.produce_records(4)
-    lane.plan()
-    before = lane.table("settlements"), lane.table("plans")
-
-    for options in (["--dry-run"], ["--dry-run", "--yes"]):
-        dry = void(lane, *options)
-        assert (dry["dry_run"], dry["turn"], dry["consequence"]) == (True, 1, "void")
-    shown = lane.ackline("void", lane.name, "--reason", "a test", "--dry-run")
-    assert f"{lane.topic}[0] [0, 4)" in shown.stdout
-    assert "its offsets are planned again" in shown.stdout
-    unasked = lane.ackline_process("void", lane.name, "--reason", "a test")
-    assert (unasked.returncode, "give --yes or --dry-run" in unasked.stderr) == (2, True)
-    for reason in ([], ["--reason", " "]):
-        assert lane.ackline("void", lane.name, "--yes", *reason).returncode == 2
-    elsewhere = lane.ackline("void", lane.name, "--reason", "a test", "--yes", "--lane", "backfill-1")
-    assert (elsewhere.returncode, "no open turn in its lane backfill-1" in elsewhere.stderr) == (2, True)
-    assert (lane.table("settlements"), lane.table("plans")) == before
-
-
-def test_at_a_terminal_it_asks_and_no_changes_nothing(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = lab()
-    lane.produce_records(2)
-    lane.plan()
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    answers = iter([False, True])
-    monkeypatch.setattr("ackline.cli.options.typer.confirm", lambda *_, **__: next(answers))
-    assert "Nothing was changed" in lane.ackline("void", lane.name, "--reason", "a test").stdout
-    assert kinds(lane) == ["genesis"]
-    assert "is void" in lane.ackline("void", lane.name, "--reason", "a test").stdout
-    assert kinds(lane) == ["genesis", "void"]
-
-
-def test_a_handler_that_does_not_import_does_not_keep_a_turn_open(lab: MakeLab) -> None:
-    lane = lab()
-    lane.produce_records(2)
-    lane.plan()
-    lane.configure(handler="no.such.module:handle")
-    assert lane.ackline("run", lane.name).returncode == 2
-    assert void(lane, "--yes")["consequence"] == "void"

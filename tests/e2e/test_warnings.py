@@ -27,17 +27,6 @@ def test_run_plan_and_doctor_warn_of_retention_that_overtakes_the_retries(lab: M
     assert "warning" not in lane.ackline("run", lane.name).stderr
 
 
-def test_properties_of_a_shared_connection_that_would_break_the_rules_are_ignored_with_a_warning(lab: MakeLab) -> None:
-    lane = lab(kafka={"connection": "kafka_shared"})
-    extra = {"bootstrap.servers": lane.broker.bootstrap, "group.id": "another", "enable.auto.commit": "true"}
-    connection = json.dumps({"conn_type": "kafka", "extra": extra})
-    done = lane.ackline("run", lane.name, env={"AIRFLOW_CONN_KAFKA_SHARED": connection})
-    assert done.returncode == 0, done.stderr
-    for name in ("group.id", "enable.auto.commit"):
-        assert f"ackline: warning: connection: its `{name}` is ignored: " in done.stderr
-    assert lane.committed() == 0
-
-
 def test_a_broker_that_hides_the_settings_of_topics_stops_no_run_and_doctor_names_it(
     lab: MakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

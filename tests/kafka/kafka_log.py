@@ -6,13 +6,11 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer
 from confluent_kafka import TopicPartition as ClientPartition
-from confluent_kafka.admin import AdminClient
 
-from ackline.kafka.cluster import Cluster
 from ackline.kafka.config import client_config
-from ackline.ledger.offsets import TopicPartition
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
+from tests.e2e import wire
 
 COMPACTED = {
     "cleanup.policy": "compact,delete", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.001",
@@ -71,28 +69,17 @@ def transaction(broker: Broker, name: str) -> Iterator[Producer]:
 
 def aborted(broker: Broker, topic: str, values: Sequence[bytes]) -> None:
     """Produces records and aborts their transaction; waits for its marker, which the broker writes a little later."""
-    with transaction(broker, f"aborted-{topic}") as client:
-        failed: list[object] = []
-        for value in values:
-            client.produce(
-                topic, value, value, partition=0, on_delivery=lambda error, _: failed.append(error) if error else None
-            )
-        assert (client.flush(60), failed) == (0, [])
-        client.abort_transaction(30)
-    assert wait_until(lambda: end(broker, topic, "read_committed") == end(broker, topic, "read_uncommitted"), 30)
+    wire.produce_aborted(broker.bootstrap, topic, [wire.Write(value, value) for value in values])
 
 
 def end(broker: Broker, topic: str, isolation: str) -> int:
-    with Cluster(config(broker), isolation) as cluster:
-        (bounds,) = cluster.bounds([TopicPartition(topic, 0)]).values()
-        return bounds.end
+    """Returns the end of partition 0 as a reader of this isolation has it."""
+    return wire.log_end(broker.bootstrap, topic, stable=isolation == "read_committed")
 
 
 def delete_before(broker: Broker, topic: str, offset: int) -> None:
     """Deletes the records below `offset`, as retention does."""
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    for answer in admin.delete_records([ClientPartition(topic, 0, offset)]).values():
-        answer.result(30)
+    wire.delete_records(broker.bootstrap, (topic, 0), offset)
 
 
 def offsets(broker: Broker, topic: str, isolation: str = "read_uncommitted") -> list[int]:
