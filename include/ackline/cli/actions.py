@@ -5,7 +5,7 @@ others produce answers for records in flight, by their tokens.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from ackline.cli.options import DryRun, Json, Name, Now, Yes, is_confirmed, open
 from ackline.errors import ConfigError
 from ackline.in_flight.ack_topic import send_answer
 from ackline.ledger.answers import parse_answer
-from ackline.ledger.tokens import Token, parse_token
+from ackline.ledger.tokens import parse_token
 from ackline.pipeline.arguments import is_lane
 from ackline.pipeline.field_types import is_pipeline_name
 from ackline.pipeline.form import Entered
@@ -29,13 +29,13 @@ Tokens = Annotated[list[str], typer.Argument(metavar="TOKEN...", help=_HELP, sho
 OneToken = Annotated[str, typer.Argument(metavar="TOKEN", help=_HELP, show_default=False)]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
+def commands() -> Iterator[Callable[..., None]]:
+    """Yields the commands of the operator actions."""
     for action in ACTIONS.values():
         required = (REASON,) if action.needs_reason else ()
-        app.command(action.name, help=action.help)(with_fields(action.fields, _command(action), required))
-    for answer in (ack, fail, renew):
-        app.command()(answer)
+        command = with_fields(action.fields, _command(action), required)
+        command.__name__, command.__doc__ = action.name, action.help
+        yield command
 
 
 def _command(action: Action) -> Callable[..., None]:
@@ -106,7 +106,19 @@ def renew(
 
 
 def _answer(texts: Sequence[str], value: str, as_json: bool) -> None:
-    tokens = [_token(text) for text in _expanded(texts)]
+    """Sends an answer for each token of the command line, with those of standard input in place of `-`."""
+    if STDIN in texts:
+        piped = sys.stdin.read().split()
+        if not piped:
+            raise ConfigError("standard input holds no token: pipe in tokens, one a line", key="TOKEN")
+        texts = [*(text for text in texts if text != STDIN), *piped]
+    tokens = [token for text in texts if (token := parse_token(text.strip()))]
+    # They are not verified yet: anyone can write one, and its names choose the files that are opened for the keys.
+    sound = [token for token in tokens if is_pipeline_name(token.turn.pipeline) and is_lane(token.turn.lane)]
+    if len(sound) < len(texts):
+        raise ConfigError(
+            "that is no token: give what `record.token` was in the handler, whole and in one piece", key="TOKEN"
+        )
     of_turns = {(token.turn.pipeline, token.turn.lane) for token in tokens}
     if len(of_turns) > 1:
         raise ConfigError("the tokens are of several pipelines or lanes: answer for each one alone", key="TOKEN")
@@ -118,23 +130,3 @@ def _answer(texts: Sequence[str], value: str, as_json: bool) -> None:
         return
     answers = "1 answer is" if len(tokens) == 1 else f"{len(tokens)} answers are"
     print(f"{answers} in {topic}; the next run of {name} reads {'it' if len(tokens) == 1 else 'them'}.")
-
-
-def _expanded(texts: Sequence[str]) -> list[str]:
-    """Returns the tokens of the command line, with those of standard input in place of `-`."""
-    if STDIN not in texts:
-        return list(texts)
-    piped = sys.stdin.read().split()
-    if not piped:
-        raise ConfigError("standard input holds no token: pipe in tokens, one a line", key="TOKEN")
-    return [*(text for text in texts if text != STDIN), *piped]
-
-
-def _token(text: str) -> Token:
-    token = parse_token(text.strip())
-    # The token is not verified yet: anyone can write one, and its names choose the files that are opened for the keys.
-    if token is None or not is_pipeline_name(token.turn.pipeline) or not is_lane(token.turn.lane):
-        raise ConfigError(
-            "that is no token: give what `record.token` was in the handler, whole and in one piece", key="TOKEN"
-        )
-    return token

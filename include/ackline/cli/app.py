@@ -11,6 +11,7 @@ import typer
 
 import ackline
 from ackline.actions.objects import plan_object, run_object
+from ackline.backfill.form import FIELDS as BACKFILL_FIELDS
 from ackline.cli import (
     actions,
     audit,
@@ -222,7 +223,12 @@ def plan(values: Mapping[str, Any], name: Name, as_json: Json = False, now: Now 
         tables.print_plan(out, found.plan, found.adopted)
 
 
-for command in (run, plan):
-    app.command()(with_fields(RUN_FIELDS, command))
-for module in (status, explain, audit, actions, backfill, dead, init, doctor, dev):
-    module.add_to(app)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    with_fields(RUN_FIELDS, run), with_fields(RUN_FIELDS, plan), status.status, status.history, explain.explain,
+    explain.diff, audit.audit, audit.sql, *actions.commands(), actions.ack, actions.fail, actions.renew,
+    with_fields(BACKFILL_FIELDS, backfill.backfill), with_fields(dead.FIELDS, dead.dead), init.init, init.adopt,
+    doctor.doctor, doctor.maintain, dev.demo,
+)  # fmt: skip
+for command in COMMANDS:
+    app.command()(command)
+app.add_typer(dev.app, name="dev")

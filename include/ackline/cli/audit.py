@@ -13,6 +13,7 @@ import typer
 from ackline.cli import tables
 from ackline.cli.formats import Csv, Parquet, check_formats, json_row, write_rows
 from ackline.cli.options import (
+    AnyLane,
     ErrorClass,
     Json,
     Name,
@@ -42,7 +43,6 @@ _FIRST = ("offset", "attempt", "outcome", "end_offset", "lane", "partition", "er
           "handled_at")  # fmt: skip
 """The columns by importance, for a terminal that is too narrow for all."""
 
-AnyLane = Annotated[str | None, typer.Option("--lane", help="Only this lane: live, or that of a backfill.")]
 Outcomes = Annotated[str | None, typer.Option(help="Only this outcome, e.g. failed.")]
 Run = Annotated[str | None, typer.Option("--run", help="Only rows that this run wrote.")]
 Turn = Annotated[int | None, typer.Option(help="Only this turn.", min=0, max=LAST)]
@@ -126,12 +126,6 @@ def audit(
         printed = write_rows(pages, _schema(), as_json, parquet)
     if not printed:
         _explain_no_rows(name)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(audit)
-    app.command()(sql)
 
 
 def _check_outcome(outcome: str | None) -> None:

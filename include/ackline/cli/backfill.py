@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.backfill.form import FIELDS, BackfillRequest, request_of
+from ackline.backfill.form import BackfillRequest, request_of
 from ackline.backfill.perform import PreparedBackfill, begin_prepared, lane_arguments, prepare
 from ackline.backfill.report import account_object, account_text, backfill_object, prepared_object
 from ackline.backfill.run import Backfill, backfill_pipeline, backfills, cancel, find_backfill, run_backfill
@@ -31,7 +31,6 @@ from ackline.cli.options import (
     pipeline_named,
     show_preview,
     time_of,
-    with_fields,
 )
 from ackline.errors import ConfigError
 from ackline.lane.adapters import Adapters
@@ -75,11 +74,6 @@ class Session:
         turn = found.newest.turn
         text = account_text(self.name, turn.lane, found.account, adapters.now())
         formats.print_result(account_object(turn.lane, turn.epoch, found.account), text, self.as_json)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command()(with_fields(FIELDS, backfill))
 
 
 def backfill(

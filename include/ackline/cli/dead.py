@@ -3,6 +3,7 @@
 import codecs
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from ackline.actions.dead import DeadRecord, dead_classes, dead_record
 from ackline.backfill.form import FROM, ID, MAX_RATE, MAX_RECORDS, REASON, TO, request_of
 from ackline.cli import formats, tables
 from ackline.cli.backfill import Session, Wait, new_id, perform
-from ackline.cli.options import DryRun, Json, Lane, Name, Now, Yes, opened, time_of, with_fields
+from ackline.cli.options import DryRun, Json, Lane, Name, Now, Yes, opened, time_of
 from ackline.errors import ConfigError
 from ackline.kafka.dead_letters import FoundLetter
 from ackline.ledger.offsets import TopicPartition
@@ -34,6 +35,12 @@ Redrive = Annotated[bool, typer.Option("--redrive", help="Handle them again: a b
 ShowValue = Annotated[
     bool, typer.Option("--show-value", help="Also print key, value and headers of the record. Needs a terminal.")
 ]
+
+FIELDS = (ERROR_CLASS, FROM, TO, ID, MAX_RECORDS, MAX_RATE, REASON)
+"""The fields of a redrive; the error class also chooses what is listed."""
+
+FIELDS = (ERROR_CLASS, FROM, TO, ID, MAX_RECORDS, MAX_RATE, REASON)
+"""The fields of a redrive; the error class also chooses what is listed."""
 
 
 def dead(
@@ -75,32 +82,17 @@ def dead(
     _list(name, lane, values[ERROR_CLASS.name], as_json)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command()(with_fields((ERROR_CLASS, FROM, TO, ID, MAX_RECORDS, MAX_RATE, REASON), dead))
-
-
 def _list(name: str, lane: str, error_class: str | None, as_json: bool) -> None:
     with opened(name, lane=lane, handler=False) as adapters:
         found = dead_classes(adapters.store)
     shown = [each for each in found if error_class in (None, each.error_class)]
     if as_json:
-        classes = [
-            {
-                "error_class": each.error_class,
-                "count": each.count,
-                "first": each.first.isoformat(),
-                "last": each.last.isoformat(),
-            }
-            for each in shown
-        ]
+        classes = [formats.json_row(asdict(each)) for each in shown]
         formats.print_json({"pipeline": name, "lane": lane, "dead": classes, "total": sum(e.count for e in shown)})
         return
-    columns = ["error class", "records", "first", "last"]
     out = tables.console()
     if shown:
-        rows = [[each.error_class, each.count, each.first, each.last] for each in shown]
-        tables.print_table(out, None, columns, rows)
+        tables.print_table(out, None, ["error class", "records", "first", "last"], [list(astuple(e)) for e in shown])
     else:
         out.print("No record is dead.")
 
@@ -149,13 +141,9 @@ def _record_of(arguments: Sequence[str]) -> tuple[TopicPartition, int]:
 def _json_of(record: DeadRecord, show_value: bool) -> dict[str, Any]:
     given_up, failure = record.given_up, record.failure
     return {
-        "topic": record.tp.topic,
-        "partition": record.tp.partition,
+        **record.tp._asdict(),
         "offset": record.offset,
-        "epoch": given_up.epoch,
-        "turn": given_up.turn,
-        "run_id": given_up.run_id,
-        "error_class": given_up.error_class,
+        **formats.json_of(given_up, "epoch turn run_id error_class"),
         "error_message": failure.error_message if failure else None,
         "attempts": record.explanation.attempts,
         "failed_at": failure.at.isoformat() if failure and failure.at else None,
@@ -170,14 +158,11 @@ def _letter_json(letter: FoundLetter, show_value: bool) -> dict[str, Any]:
     shown = [[name, text_of(value)] for name, value in letter.source_headers]
     payload = {"key": text_of(letter.key), "value": text_of(letter.value)}
     return {
-        "topic": letter.tp.topic,
-        "partition": letter.tp.partition,
-        "offset": letter.offset,
-        "sent_at": letter.sent_at.isoformat() if letter.sent_at else None,
-        "headers": dict(letter.headers),
+        **letter.tp._asdict(),
+        **formats.json_of(letter, "offset sent_at headers"),
         "source_headers": shown if show_value else [name for name, _ in letter.source_headers],
-        "key_bytes": _size(letter.key),
-        "value_bytes": _size(letter.value),
+        "key_bytes": None if letter.key is None else len(letter.key),
+        "value_bytes": None if letter.value is None else len(letter.value),
         **(payload if show_value else {}),
     }
 
@@ -238,10 +223,6 @@ def text_of(content: bytes | None) -> str | None:
     except UnicodeDecodeError:
         text = f"0x{content[:MOST_BYTES].hex()}"
     return text + (f" … and {more:,} more bytes" if more > 0 else "")
-
-
-def _size(content: bytes | None) -> int | None:
-    return None if content is None else len(content)
 
 
 def _size_text(content: bytes | None) -> str:

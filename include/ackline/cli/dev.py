@@ -12,12 +12,6 @@ from ackline.cli.options import DryRun, Yes, is_confirmed
 app = typer.Typer(help="A local broker to try pipelines on.", no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-def add_to(command_line: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    command_line.command()(demo)
-    command_line.add_typer(app, name="dev")
-
-
 def demo(
     keep: Annotated[bool, typer.Option(help="Leave broker and Airflow running at the end.")] = False,
 ) -> None:

@@ -53,12 +53,6 @@ class Check:
     """What was found, or what to do."""
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(doctor)
-    app.command()(maintain)
-
-
 def doctor(
     name: Annotated[str | None, typer.Argument(help="Also check this pipeline against its broker.")] = None,
     as_json: Json = False,

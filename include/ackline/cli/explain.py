@@ -55,12 +55,6 @@ def explain(
     _print_partitions(name, explanations, tp is not None, as_json)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(explain)
-    app.command()(diff)
-
-
 def _print_record(record: OffsetExplanation, has_steps: bool, as_json: bool) -> None:
     if as_json:
         formats.print_json(record_json(record))
@@ -93,39 +87,19 @@ def partition_json(explanation: PartitionExplanation) -> dict[str, Any]:
     """Returns a partition as `ackline explain --json` prints it."""
     holder, retention = explanation.held_by, explanation.retention
     return {
-        "topic": explanation.tp.topic,
-        "partition": explanation.tp.partition,
+        **explanation.tp._asdict(),
         "floor": explanation.floor,
-        "held_by": holder
-        and {
-            "offset": holder.offset,
-            "kind": holder.kind.value,
-            "attempts": holder.attempts,
-            "due": holder.due.isoformat() if holder.due else None,
-            "error_class": holder.error_class,
-        },
-        "retention": {
-            "log_start": retention.log_start,
-            "eta": retention.eta.isoformat() if retention.eta else None,
-        },
+        "held_by": holder and formats.json_of(holder, "offset kind attempts due error_class"),
+        "retention": formats.json_of(retention, "log_start eta"),
         "sentence": explanation.sentence,
     }
 
 
 def record_json(record: OffsetExplanation) -> dict[str, Any]:
     """Returns an offset as `ackline explain --json` prints it."""
-    pending = record.pending
     return {
-        "offset": record.offset,
-        "state": str(record.state),
-        "attempts": record.attempts,
-        "pending": pending
-        and {
-            "kind": pending.kind.value,
-            "attempts": pending.attempts,
-            "due": pending.due.isoformat() if pending.due else None,
-            "error_class": pending.error_class,
-        },
+        **formats.json_of(record, "offset state attempts"),
+        "pending": record.pending and formats.json_of(record.pending, "kind attempts due error_class"),
         "events": [event_json(event) for event in record.events],
         "sentence": record.sentence,
     }
@@ -133,16 +107,8 @@ def record_json(record: OffsetExplanation) -> dict[str, Any]:
 
 def event_json(event: Event) -> dict[str, Any]:
     """Returns an event as `ackline explain --json` prints it. A decision has attempt 0."""
-    return {
-        "epoch": event.epoch,
-        "turn": event.turn,
-        "attempt": event.attempt,
-        "outcome": event.outcome.value,
-        "error_class": event.error_class,
-        "at": event.at.isoformat() if event.at else None,
-        "run_id": event.run_id,
-        "tree": story_json(event.tree),
-    }
+    shown = formats.json_of(event, "epoch turn attempt outcome error_class at run_id")
+    return {**shown, "tree": story_json(event.tree)}
 
 
 Before = Annotated[str, typer.Argument(metavar="LANE", help="A lane: live or backfill-ID.", show_default=False)]
@@ -173,7 +139,10 @@ def diff(name: Name, before: Before, after: After, records: Records = False, as_
     if rows:
         tables.print_table(out, None, [before, after, "offsets"], rows)
     if records:
-        _print_records(changed)
+        for run in islice(changed, SHOWN):
+            print(f"{run.tp} [{run.start}, {run.end}): {shown(run.before)} → {shown(run.after)}")
+        if next(changed, None) is not None:
+            print("… and more. --json shows them all.")
 
 
 def diff_json(found: LaneDiff, before: str, after: str) -> dict[str, Any]:
@@ -191,14 +160,8 @@ def diff_json(found: LaneDiff, before: str, after: str) -> dict[str, Any]:
 def records_json(changed: Iterator[ChangedRun]) -> list[dict[str, Any]]:
     """Returns the offsets that differ, as runs of the same change."""
     return [
-        {
-            "topic": run.tp.topic,
-            "partition": run.tp.partition,
-            "start": run.start,
-            "end": run.end,
-            "from": run.before._asdict(),
-            "to": run.after._asdict(),
-        }
+        {**run.tp._asdict(), "start": run.start, "end": run.end}
+        | {"from": run.before._asdict(), "to": run.after._asdict()}
         for run in changed
     ]
 
@@ -206,10 +169,3 @@ def records_json(changed: Iterator[ChangedRun]) -> list[dict[str, Any]]:
 def shown(result: Result) -> str:
     """Returns an outcome and its error class for a person."""
     return result.outcome if result.error_class is None else f"{result.outcome} ({result.error_class})"
-
-
-def _print_records(changed: Iterator[ChangedRun]) -> None:
-    for run in islice(changed, SHOWN):
-        print(f"{run.tp} [{run.start}, {run.end}): {shown(run.before)} → {shown(run.after)}")
-    if next(changed, None) is not None:
-        print("… and more. --json shows them all.")

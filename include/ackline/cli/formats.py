@@ -1,14 +1,13 @@
 """What commands print for a program: JSON, CSV and Parquet. The keys are a public format.
 
-Rows of a query go out as a JSON list, as CSV or to a
-Parquet file, one page of rows at a time.
+Rows of a query go out as a JSON list, as CSV or to a Parquet file, one page of rows at a time.
 """
 
 import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +21,6 @@ from ackline.actions.objects import JsonObject
 from ackline.actions.overview import OpenTurn
 from ackline.actions.status import PartitionStatus, TopicStatus
 from ackline.errors import ConfigError, FatalError
-from ackline.tables.lease import Holder
 
 
 def print_json(value: object) -> None:
@@ -45,32 +43,22 @@ def print_json_list(values: Iterable[object]) -> int:
     return printed
 
 
+def json_of(value: object, names: str) -> dict[str, Any]:
+    """Returns fields of a value, named in one text, as JSON holds them. A dictionary among them gives its own keys."""
+    fields: dict[str, Any] = {}
+    for name in names.split():
+        field = json_value(getattr(value, name.removeprefix("*")))
+        fields |= field if name.startswith("*") else {name: field}
+    return fields
+
+
 def status_json(status: PartitionStatus) -> dict[str, Any]:
     """Returns a partition as `ackline status --json` prints it."""
-    return {
-        "lane": status.lane,
-        "epoch": status.epoch,
-        "topic": status.topic,
-        "partition": status.partition,
-        "log_start": status.log_start,
-        "log_end": status.log_end,
-        "committed": status.committed,
-        "floor": status.floor,
-        "complete_to": status.complete_to,
-        "pending": {kind.value: number for kind, number in status.pending.items()},
-        "next_due": status.next_due.isoformat() if status.next_due else None,
-        "lag": status.lag,
-        "lag_seconds": status.lag_seconds,
-        "read": status.read,
-        "due": status.due,
-        "oldest_pending_offset": status.oldest_pending_offset,
-        "oldest_pending_at": status.oldest_pending_at.isoformat() if status.oldest_pending_at else None,
-        **status.totals,
-        "fetches": status.fetches,
-        "fetch_seconds_mean": status.fetch_seconds_mean,
-        "fetch_seconds_max": status.fetch_seconds_max,
-        "why": status.why,
-    }
+    return json_of(
+        status,
+        "lane epoch topic partition log_start log_end committed floor complete_to pending next_due lag lag_seconds "
+        "read due oldest_pending_offset oldest_pending_at *totals fetches fetch_seconds_mean fetch_seconds_max why",
+    )
 
 
 def open_turn_json(open_turn: OpenTurn | None) -> dict[str, Any] | None:
@@ -78,47 +66,21 @@ def open_turn_json(open_turn: OpenTurn | None) -> dict[str, Any] | None:
     if open_turn is None:
         return None
     plan, holder = open_turn.plan, open_turn.holder
-    return {
-        "epoch": plan.turn.epoch,
-        "turn": plan.turn.n,
-        "kind": plan.kind.value,
-        "planned_at": plan.planned_at.isoformat(),
-        "run_id": plan.run_id,
-        "actor": plan.actor,
-        "holder": None if holder is None else _holder_json(holder),
-    }
-
-
-def _holder_json(holder: Holder) -> dict[str, Any]:
-    return {
-        "run_id": holder.lease.run_id,
-        "host": holder.lease.host,
-        "process": holder.lease.pid,
-        "since": holder.lease.since.isoformat(),
-        "unrenewed_seconds": round(holder.unrenewed.total_seconds(), 1),
-        "state": holder.state.value,
-    }
+    shown = {"epoch": plan.turn.epoch, "turn": plan.turn.n, **json_of(plan, "kind planned_at run_id actor")}
+    if holder is None:
+        return {**shown, "holder": None}
+    lease, unrenewed = holder.lease, round(holder.unrenewed.total_seconds(), 1)
+    process = {**json_of(lease, "run_id host"), "process": lease.pid, "since": lease.since.isoformat()}
+    return {**shown, "holder": {**process, "unrenewed_seconds": unrenewed, "state": holder.state.value}}
 
 
 def topic_json(status: TopicStatus) -> dict[str, Any]:
     """Returns a topic as `ackline status --json` prints it."""
-    return {
-        "topic": status.topic,
-        "partitions": status.partitions,
-        "log_start": status.log_start,
-        "log_end": status.log_end,
-        "committed": status.committed,
-        "floor": status.floor,
-        "read": status.read,
-        "pending": {kind.value: number for kind, number in status.pending.items()},
-        "due": status.due,
-        "oldest_pending_at": status.oldest_pending_at.isoformat() if status.oldest_pending_at else None,
-        "lag": status.lag,
-        "lag_seconds": status.lag_seconds,
-        **status.totals,
-        "fetches": status.fetches,
-        "fetch_seconds_max": status.fetch_seconds_max,
-    }
+    return json_of(
+        status,
+        "topic partitions log_start log_end committed floor read pending due oldest_pending_at lag lag_seconds "
+        "*totals fetches fetch_seconds_max",
+    )
 
 
 def missing_json(names: Iterable[str]) -> dict[str, list[str]]:
@@ -155,25 +117,31 @@ def write_rows(pages: Iterable[pa.Table], schema: pa.Schema, as_json: bool = Fal
         return _write_parquet(pages, schema, Path(parquet))
     if as_json:
         return print_json_list(map(json_row, _rows(pages)))
-    return _print_csv(pages, schema.names)
+    writer = csv.writer(sys.stdout)  # ends lines with CR LF, so that it quotes a cell that holds either
+    writer.writerow(map(harmless_cell, schema.names))
+    printed = 0
+    for printed, row in enumerate(_rows(pages), 1):  # noqa: B007
+        writer.writerow(harmless_cell(row[name]) for name in schema.names)
+    return printed
 
 
 def json_row(row: dict[str, Any]) -> dict[str, Any]:
     """Returns a row whose values JSON can hold: times as ISO 8601 text, durations as seconds, decimals as numbers."""
-    return {name: _json_value(value) for name, value in row.items()}
+    return {name: json_value(value) for name, value in row.items()}
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """Returns a value that JSON can hold in the place of this one."""
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, dict):
-        return {str(name): _json_value(inner) for name, inner in value.items()}
+    if isinstance(value, Mapping):
+        return {str(name): json_value(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_value(inner) for inner in value]
+        return [json_value(inner) for inner in value]
     if isinstance(value, bytes):
         return value.hex()
     return value
@@ -185,22 +153,12 @@ def _rows(pages: Iterable[pa.Table]) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
 
 
-def _print_csv(pages: Iterable[pa.Table], names: Sequence[str]) -> int:
-    writer = csv.writer(sys.stdout)  # ends lines with CR LF, so that it quotes a cell that holds either
-    writer.writerow(map(harmless_cell, names))
-    printed = 0
-    for row in _rows(pages):
-        writer.writerow(harmless_cell(row[name]) for name in names)
-        printed += 1
-    return printed
-
-
 def harmless_cell(value: Any) -> Any:
     """Returns a value as a cell of CSV. A text that a spreadsheet would run as a formula gets an apostrophe before it.
 
     An error message comes from a record or a handler, so any sender of records may have chosen its first character.
     """
-    cell = _json_value(value)
+    cell = json_value(value)
     if isinstance(cell, dict | list):
         cell = json.dumps(cell)
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
@@ -211,7 +169,12 @@ def _write_parquet(pages: Iterable[pa.Table], schema: pa.Schema, path: Path) -> 
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     written = 0
     try:
-        with _refused(lambda: pq.ParquetWriter(beside, schema), path) as writer:
+        try:
+            opened = pq.ParquetWriter(beside, schema)
+        except OSError as error:
+            reason = f"--parquet {path}: can't be written: {error.strerror or error}"
+            raise ConfigError(reason, key="--parquet") from error
+        with opened as writer:
             for page in pages:
                 writer.write_table(page.cast(schema))
                 written += page.num_rows
@@ -221,10 +184,3 @@ def _write_parquet(pages: Iterable[pa.Table], schema: pa.Schema, path: Path) -> 
     finally:
         beside.unlink(missing_ok=True)
     return written
-
-
-def _refused(open_writer: Callable[[], Any], path: Path) -> Any:
-    try:
-        return open_writer()
-    except OSError as error:
-        raise ConfigError(f"--parquet {path}: can't be written: {error.strerror or error}", key="--parquet") from error

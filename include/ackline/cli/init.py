@@ -97,12 +97,6 @@ def adopt(
         _print_written(scaffold, written)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(init)
-    app.command()(adopt)
-
-
 def _connection(bootstrap_servers: str | None) -> Mapping[str, Any]:
     if bootstrap_servers is not None:
         try:

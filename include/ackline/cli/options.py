@@ -133,6 +133,7 @@ Partitions = Annotated[list[int] | None, option_of(PARTITIONS)]
 Offsets = Annotated[str | None, option_of(OFFSETS)]
 ErrorClass = Annotated[str | None, option_of(ERROR_CLASS)]
 Lane = Annotated[str, option_of(LANE)]
+AnyLane = Annotated[str | None, typer.Option("--lane", help="Only this lane: live, or that of a backfill.")]
 
 
 def with_fields(

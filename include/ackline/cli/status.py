@@ -1,8 +1,8 @@
 """`ackline status` and `ackline history`: where each pipeline is, what holds it, and who took its turns and why."""
 
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
@@ -10,9 +10,21 @@ from typing import Annotated, Any
 import typer
 
 from ackline.actions.overview import Health, HeldBack, OpenTurn, PipelineStatus, held_back, open_turn_of, summary_of
-from ackline.actions.status import PartitionStatus, status_and_missing, status_by_topic
+from ackline.actions.status import status_and_missing, status_by_topic
 from ackline.cli import formats, tables
-from ackline.cli.options import Json, Lane, Name, Now, Partitions, Topics, check_lane, choice_of, opened, pipeline_named
+from ackline.cli.options import (
+    AnyLane,
+    Json,
+    Lane,
+    Name,
+    Now,
+    Partitions,
+    Topics,
+    check_lane,
+    choice_of,
+    opened,
+    pipeline_named,
+)
 from ackline.errors import AcklineError, ConfigError
 from ackline.lane.adapters import Adapters
 from ackline.ledger.explain import span
@@ -73,12 +85,6 @@ def status(
         tables.console().clear()
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(status)
-    app.command()(history)
-
-
 # ---- one pipeline -------------------------------------------------------------------------------------------------
 
 
@@ -89,7 +95,9 @@ def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: st
         chosen = [tps[tp] for tp in choice.chosen(tps, name)] if choice != PartitionChoice() else every
         figures = _step_figures(adapters)
         if as_json:
-            body = _json_of(name, chosen, missing) | (steps_json(figures) if figures else {})
+            body: dict[str, Any] = {"pipeline": name, "partitions": [formats.status_json(found) for found in chosen]}
+            body |= {"topics": [formats.topic_json(found) for found in status_by_topic(chosen)]}
+            body |= formats.missing_json(missing) | (steps_json(figures) if figures else {})
             formats.print_json({**body, "open_turn": formats.open_turn_json(open_turn_of(adapters))})
             return
         shown = tables.worst_first(chosen)[: tables.MOST_PARTITIONS]
@@ -115,12 +123,6 @@ def _step_figures(adapters: Adapters) -> StepFigures | None:
     if newest is None:
         return StepFigures.of_steps(topology.names)
     return step_figures(adapters.store, newest.turn, topology.names)
-
-
-def _json_of(name: str, chosen: Sequence[PartitionStatus], missing: Sequence[str]) -> dict[str, Any]:
-    partitions = [formats.status_json(found) for found in chosen]
-    topics = [formats.topic_json(found) for found in status_by_topic(chosen)]
-    return {"pipeline": name, "partitions": partitions, "topics": topics, **formats.missing_json(missing)}
 
 
 def _held_lines(held: HeldBack, now: datetime) -> list[str]:
@@ -177,8 +179,16 @@ def _show_all(now: str | None, as_json: bool) -> None:
     if as_json:
         formats.print_json({"pipelines": [_summary_json(summary) for summary in worst]})
         return
+    rows = [
+        [
+            *(each.pipeline, each.health.name.lower(), each.partitions, each.lag),
+            None if each.lag_seconds is None else round(each.lag_seconds),
+            *(each.pending, each.dead, tables.short_time(each.next_due), each.problem),
+        ]
+        for each in worst
+    ]
     out = tables.console()
-    out.print(tables.fitting_table(None, _OVERVIEW, [_row(summary) for summary in worst], _OVERVIEW_FIRST, out.width))
+    out.print(tables.fitting_table(None, _OVERVIEW, rows, _OVERVIEW_FIRST, out.width))
     if not worst:
         out.print(f"No pipeline files in {folder}.")
 
@@ -192,35 +202,12 @@ def _summary(name: str, now: str | None) -> PipelineStatus:
         return PipelineStatus(name, Health.UNREADABLE, problem=str(error))
 
 
-def _row(summary: PipelineStatus) -> list[Any]:
-    return [
-        summary.pipeline,
-        summary.health.name.lower(),
-        summary.partitions,
-        summary.lag,
-        None if summary.lag_seconds is None else round(summary.lag_seconds),
-        summary.pending,
-        summary.dead,
-        tables.short_time(summary.next_due),
-        summary.problem,
-    ]
-
-
 def _summary_json(summary: PipelineStatus) -> dict[str, Any]:
-    return {
-        "pipeline": summary.pipeline,
-        "health": summary.health.name.lower(),
-        "partitions": summary.partitions,
-        "lag": summary.lag,
-        "lag_seconds": summary.lag_seconds,
-        "pending": summary.pending,
-        "dead": summary.dead,
-        "next_due": summary.next_due.isoformat() if summary.next_due else None,
-        "problem": summary.problem or None,
-    }
+    numbers = formats.json_of(summary, "partitions lag lag_seconds pending dead next_due")
+    shown = {"pipeline": summary.pipeline, "health": summary.health.name.lower(), **numbers}
+    return {**shown, "problem": summary.problem or None}
 
 
-AnyLane = Annotated[str | None, typer.Option("--lane", help="Only this lane: live, or that of a backfill.")]
 Limit = Annotated[int, typer.Option(help="At most this many turns.", min=1, max=2**31)]
 Acts = Annotated[bool, typer.Option("--acts", help="Only the acts of operators.")]
 _FIRST = ("end", "turn", "kind", "records", "outcomes", "actor", "reason", "seconds", "run")
@@ -240,31 +227,13 @@ def history(name: Name, lane: AnyLane = None, limit: Limit = 20, acts: Acts = Fa
         check_lane(name, lane)
     turns = settled_turns(audit_root(), name, lane, limit, acts)
     if as_json:
-        formats.print_json({"pipeline": name, "turns": [_as_json(turn) for turn in turns]})
+        formats.print_json({"pipeline": name, "turns": [formats.json_row(asdict(turn)) for turn in turns]})
         return
     columns = ["end", "turn", "kind", "seconds", "records", "outcomes", "actor", "run", "reason"]
     out = tables.console()
     tables.print_table(out, None, columns, map(_history_row, turns), _FIRST)
     if not turns:
         out.print("No turn is settled yet.")
-
-
-def _as_json(turn: Any) -> dict[str, Any]:
-    return {
-        "lane": turn.lane,
-        "epoch": turn.epoch,
-        "turn": turn.turn,
-        "kind": turn.kind,
-        "run_id": turn.run_id,
-        "actor": turn.actor,
-        "reason": turn.reason,
-        "start": turn.start.isoformat() if turn.start else None,
-        "end": turn.end.isoformat(),
-        "duration": turn.duration,
-        "partitions": turn.partitions,
-        "records": turn.records,
-        "outcomes": turn.outcomes,
-    }
 
 
 def _history_row(turn: Any) -> list[Any]:
