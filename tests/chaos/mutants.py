@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ackline.errors import AcklineError, RangeGone, TopicChanged
-from ackline.lane import action_plans, claim, commit, void
+from ackline.lane import claim, commit, plans, void
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import CommitResult
 from ackline.ledger.commit_rule import CommitMetadata, Committed
@@ -110,13 +110,13 @@ def start_marker_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def actions_acknowledge_nothing(patch: pytest.MonkeyPatch) -> None:
     """An operator action does not record the foreign offset that it acknowledges (S36)."""
-    real = action_plans.action_row
+    real = plans.action_row
 
     def action_row(adapters: Adapters, newest: Settlement, settled: SettledPartition, *rest: Any) -> PlannedPartition:
         planned = real(adapters, newest, settled, *rest)
         return replace(planned, acknowledged_foreign_offset=settled.acknowledged_foreign_offset)
 
-    patch.setattr(action_plans, "action_row", action_row)
+    patch.setattr(plans, "action_row", action_row)
 
 
 def resume_forgets_pending(patch: pytest.MonkeyPatch) -> None:

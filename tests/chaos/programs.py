@@ -8,7 +8,7 @@ from ackline.backfill import run as backfill
 from ackline.backfill.choose import choose_offsets
 from ackline.backfill.run import backfill_pipeline
 from ackline.errors import ConfigError
-from ackline.lane.action_plans import Targets
+from ackline.lane.plans import Targets
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind, PendingRuns
 from ackline.ledger.turns import Settlement, TurnKind

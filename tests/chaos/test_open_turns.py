@@ -3,7 +3,7 @@
 import pytest
 
 from ackline.actions import actions
-from ackline.lane import action_plans
+from ackline.lane import plans
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import Settlement, TurnKind
 from tests.chaos import victims
@@ -16,7 +16,7 @@ WEEK = 7 * 24 * 3600
 def skip(lane: Lab, to: int) -> None:
     """Carry out an operator action."""
 
-    def choose(newest: Settlement) -> action_plans.Targets:
+    def choose(newest: Settlement) -> plans.Targets:
         return {TopicPartition(lane.topic, 0): to}
 
     with lane.adapters() as adapters:

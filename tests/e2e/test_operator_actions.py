@@ -1,7 +1,7 @@
 """Operator actions, and a group that is followed or restored: each action is one audited turn (S36, S45)."""
 
 from ackline.actions.actions import perform_action
-from ackline.lane.action_plans import Targets
+from ackline.lane.plans import Targets
 from ackline.ledger.turns import Settlement, TurnKind
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of, fails

@@ -6,7 +6,7 @@ import pytest
 
 from ackline.errors import FatalError
 from ackline.kafka.cluster import Cluster
-from ackline.lane.settings import run_warnings
+from ackline.lane.adapters import run_warnings
 from tests.e2e.fixtures import MakeLab
 
 OVERTAKEN = "retry: a record may wait 30 m for its last attempt, and the topic {} keeps it for 10 m (retention.ms)"

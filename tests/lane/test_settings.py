@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.lane.settings import effective_settings
+from ackline.lane.adapters import effective_settings
 from ackline.ledger.turns import TurnKind
 from ackline.steps import replay
 from tests.support.memory_adapters import no_session

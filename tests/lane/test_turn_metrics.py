@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ackline.errors import AcklineError, ConfigError, TooManyFailures
-from ackline.lane.settings import outcome_rows_are_off
+from ackline.lane.turn_metrics import outcome_rows_are_off
 from ackline.ledger.metrics import TOTALS, TurnReport
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind

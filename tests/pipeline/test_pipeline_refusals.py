@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.pipeline.keys import PipelineKeys
+from ackline.pipeline.keys import RULES, PipelineKeys, Rule
 from ackline.pipeline.pipeline import Pipeline, load
-from ackline.pipeline.rules import RULES, Rule
 from tests.support.pipeline_files import NO_HANDLER, NOT_YAML, STREAMS, TWO_TOPICS, Write
 
 

@@ -8,8 +8,7 @@ import pytest
 from ackline.errors import ConfigError
 from ackline.ledger.backoff import FOREVER
 from ackline.ledger.turns import Plan, TurnId, TurnKind
-from ackline.pipeline.pipeline import Pipeline
-from ackline.pipeline.turn_settings import FROM_FILE, pipeline_of_turn
+from ackline.pipeline.pipeline import FROM_FILE, Pipeline, pipeline_of_turn
 from tests.ledger.strategies import NOON
 
 FILE: dict[str, Any] = {

@@ -7,7 +7,7 @@ import pytest
 
 from ackline.actions.objects import run_object
 from ackline.errors import LedgerError
-from ackline.lane.races import MAX_LOST_RACES
+from ackline.lane.commit import MAX_LOST_RACES
 from ackline.ledger.planning import NO_LEADER
 from ackline.ledger.turns import Plan, TurnKind
 from ackline.pipeline.pipeline import Pipeline

@@ -69,7 +69,7 @@ def test_a_partition_that_the_lane_does_not_have_is_named(lane: LedgerStore) -> 
 
 def test_without_stored_rows_no_offset_is_called_a_gap(store: LedgerStore) -> None:
     store.store_settlement(settled(0, START, kind=TurnKind.GENESIS))
-    plan = planned(1, OffsetRange(10, 20), record_outcomes=False)
+    plan = planned(1, OffsetRange(10, 20), guarantee="no_guarantee", record_outcomes=False)
     store.store_plan(plan)
     store.store_outcomes(turn(1), [])
     store.store_settlement(settled(1, 20), plan)

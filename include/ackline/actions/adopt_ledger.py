@@ -24,11 +24,11 @@ from ackline.actions.actions import (
     prepare_action,
 )
 from ackline.errors import ConfigError, FatalError, GroupMoved, NewerCommit
-from ackline.lane.action_plans import Targets
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import commit_metadata_of
 from ackline.lane.genesis import genesis_partitions, genesis_plan
 from ackline.lane.log_checks import observe_kafka
+from ackline.lane.plans import Targets
 from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import NEVER, PendingKind

@@ -3,7 +3,7 @@
 Only `dead_record` reads Kafka: the letter in the dead-letter topic. All else reads the tables alone.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -18,6 +18,7 @@ from ackline.ledger.explain_offset import Event, OffsetExplanation
 from ackline.ledger.offsets import TopicPartition, index_of_range
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import Settlement, TurnId
+from ackline.pipeline.pipeline import TurnSettings
 from ackline.tables.store import LedgerStore
 
 
@@ -131,8 +132,8 @@ def dead_record(adapters: Adapters, tp: TopicPartition, offset: int) -> DeadReco
         )
     given_up = decisions[-1]
     # The topic of the turn's plan, whatever the file names by now.
-    block = store.plan(TurnId(name, lane, given_up.epoch, given_up.turn)).settings.get("dead_letter")
-    topic, letter = str(block["topic"]) if isinstance(block, Mapping) else None, None
+    plan, letter = store.plan(TurnId(name, lane, given_up.epoch, given_up.turn)), None
+    topic = TurnSettings(plan.settings).dead_letter_topic
     if topic is not None and given_up.at is not None:
         letter = adapters.find_letter(topic, LetterId(name, lane, given_up.epoch, tp, offset), given_up.at)
     return DeadRecord(tp, offset, given_up, explanation, topic, letter)

@@ -27,8 +27,8 @@ from ackline.actions.report import (
 )
 from ackline.actions.targets import choose_targets
 from ackline.actions.void import drop_outputs, open_turn, unpublished_turn, void_open_turn
-from ackline.lane.action_plans import Targets
 from ackline.lane.adapters import Adapters
+from ackline.lane.plans import Targets
 from ackline.ledger.turns import Settlement, TurnId
 from ackline.pipeline.form import Entered
 

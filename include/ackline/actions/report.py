@@ -14,8 +14,8 @@ from ackline.actions.actions import PreparedAction
 from ackline.actions.adopt_ledger import Adoption, OutstandingTokens
 from ackline.actions.objects import JsonObject, PartitionObject, RangeObject
 from ackline.actions.void import ClosedTurn, Consequence, DroppedOutputs, OpenTurn, UnpublishedTurn
-from ackline.lane.action_plans import MOVES
 from ackline.lane.adapters import Adapters
+from ackline.lane.plans import MOVES
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.offsets import TopicPartition, count
 from ackline.ledger.outcomes import Outcome

@@ -8,8 +8,8 @@ import numpy as np
 
 from ackline.actions.form import ActionRequest
 from ackline.errors import ConfigError
-from ackline.lane.action_plans import Targets
 from ackline.lane.adapters import Adapters
+from ackline.lane.plans import Targets
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind, PendingRuns
 from ackline.ledger.turns import Settlement, TurnKind

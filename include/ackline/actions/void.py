@@ -24,14 +24,15 @@ from enum import StrEnum
 
 from ackline.actions.actions import commit_or_reason, perform_action
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
-from ackline.lane.action_plans import Targets
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import operator_loss, record_lost, replace_by_lost
-from ackline.lane.void import close_if_waived, is_at_most_once, store_void, waive
+from ackline.lane.plans import Targets
+from ackline.lane.void import close_if_waived, store_void, waive
 from ackline.ledger.turns import Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
 from ackline.outputs.checks import folder_name, staging_root
 from ackline.outputs.turn import is_published, mark_as_published, read_manifest
 from ackline.pipeline.outputs import OutputsOfTurn
+from ackline.pipeline.pipeline import is_at_most_once
 from ackline.scrub import scrub_address
 from ackline.steps.settle import settle_turn
 from ackline.tables.errors import folder_errors

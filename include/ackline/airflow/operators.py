@@ -130,8 +130,8 @@ class PlanOperator(PipelineOperator):
         with airflow_errors():
             from ackline.airflow.results import planned_summary
             from ackline.kafka.config import java_properties
-            from ackline.lane.settings import effective_settings, run_warnings
-            from ackline.pipeline.form import SETTING, Entered, run_request
+            from ackline.lane.adapters import effective_settings, run_warnings
+            from ackline.pipeline.form import Entered, RunRequest, run_request
             from ackline.pipeline.functions import check_functions
             from ackline.steps.plan import plan
 
@@ -146,11 +146,7 @@ class PlanOperator(PipelineOperator):
                 self.log.info("settings in force: %s", effective_settings(adapters))
                 java_properties(adapters.kafka)  # refuses properties that Spark's Kafka client does not have
                 planned = plan(adapters)
-                if (
-                    planned.plan
-                    and planned.adopted
-                    and planned.plan.settings.get(SETTING, {}) != request.settings().get(SETTING, {})
-                ):
+                if planned.plan and planned.adopted and RunRequest.of_plan(planned.plan.settings) != request:
                     self.log.warning(
                         "%s was open already: the params of this run do not apply to it", planned.plan.turn
                     )
@@ -265,7 +261,7 @@ class ReplayOperator(SparkSubmitOperator):
 
         Reschedules the task while another process replays the turn.
         """
-        from ackline.lane.settings import effective_settings
+        from ackline.lane.adapters import effective_settings
 
         with self._opened(context) as adapters:
             self.log.info("settings in force: %s", effective_settings(adapters))

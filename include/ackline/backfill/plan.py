@@ -10,7 +10,7 @@ from ackline.errors import ConfigError
 from ackline.in_flight.ack_topic import unread_answers
 from ackline.lane.adapters import Adapters
 from ackline.lane.log_checks import check_not_truncated, check_topic_not_recreated, other_log_error
-from ackline.lane.new_plan import (
+from ackline.lane.plans import (
     LaneRanges,
     check_settings_unchanged,
     chosen_in,

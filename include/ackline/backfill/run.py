@@ -14,7 +14,7 @@ from ackline.backfill.choose import Choice
 from ackline.backfill.plan import plan_backfill
 from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.lane.adapters import Adapters, Progress
-from ackline.lane.new_plan import new_plan
+from ackline.lane.plans import new_plan
 from ackline.ledger.account import Account, Chosen, account_of, chosen_of
 from ackline.ledger.backoff import FOREVER
 from ackline.ledger.fold import PartitionState, Pending, PendingKind

@@ -116,7 +116,7 @@ def note_dev_broker(pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
 
 def _warn_once(adapters: Adapters) -> Callable[[Plan, bool], None]:
     """Returns a function that prints the warnings about the settings at the first plan, on standard error."""
-    from ackline.lane.settings import run_warnings
+    from ackline.lane.adapters import run_warnings
 
     warned = False
 
@@ -166,8 +166,8 @@ def run(
 
     Examples: `ackline run orders`, `ackline run orders --json | tail -1`, `ackline run orders --partition 3`
     """
+    from ackline.lane.adapters import effective_settings
     from ackline.lane.lease import WhenHeld
-    from ackline.lane.settings import effective_settings
     from ackline.steps import run as runs
 
     master_of_environment()  # a master that is refused is refused before anything is planned

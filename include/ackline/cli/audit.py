@@ -199,7 +199,7 @@ def _print_table(rows: list[dict[str, Any]], limit: int | None) -> int:
 
 
 def _explain_no_rows(name: str) -> None:
-    from ackline.lane.settings import outcome_rows_are_off
+    from ackline.lane.turn_metrics import outcome_rows_are_off
     from ackline.ledger.turns import LIVE
     from ackline.pipeline.folder import audit_root
     from ackline.tables.store import LedgerStore

@@ -23,8 +23,7 @@ from ackline.handler import load_handler, tier_of
 from ackline.in_flight.ack_topic import checked_topic
 from ackline.kafka.config import brokers
 from ackline.kafka.registry import check_registry
-from ackline.lane.adapters import Adapters, new_run_id, open_adapters
-from ackline.lane.settings import topic_warnings
+from ackline.lane.adapters import Adapters, new_run_id, open_adapters, topic_warnings
 from ackline.local.connection import connection_of, uses_dev_broker
 from ackline.outputs.checks import check_outputs
 from ackline.pipeline.folder import audit_root, load_folder, pipelines_folder

@@ -1,4 +1,8 @@
-"""The adapters of one pipeline, opened together: what every step works on."""
+"""The adapters of one pipeline, opened together: what every step works on.
+
+The settings in force are logged at the start of a run, with the warnings about them: a warning is about a setting that
+is allowed and may lose records, given how the topics delete theirs.
+"""
 
 import contextlib
 import secrets
@@ -24,10 +28,9 @@ from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId
 from ackline.pipeline.folder import audit_root
 from ackline.pipeline.form import EVERYTHING, RunRequest
 from ackline.pipeline.functions import PartitionFilter, all_partitions, load_partition_filter
-from ackline.pipeline.pipeline import Pipeline
+from ackline.pipeline.pipeline import Pipeline, pipeline_of_turn
 from ackline.pipeline.secrets import secret_of, without_own_settings
 from ackline.pipeline.streams import Translation
-from ackline.pipeline.turn_settings import pipeline_of_turn
 from ackline.pipeline.warnings import warnings_of_connection, warnings_of_settings
 from ackline.tables.lease_file import LeaseFile
 from ackline.tables.store import LedgerStore
@@ -36,6 +39,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ackline.spark.job import ReplayJob, ReplayResult
+from collections.abc import Iterable
+
+from ackline.errors import AcklineError
+from ackline.pipeline import warnings
+from ackline.scrub import scrub_setting
 
 Clock = Callable[[], datetime]
 Progress = Callable[[int, int], None]
@@ -252,3 +260,55 @@ def open_adapters(
         finally:
             if listener is not None:
                 listener.close()
+
+
+def effective_settings(adapters: Adapters) -> str:
+    """Returns all settings of a pipeline on one line, defaults included, as `KEY=VALUE` with the keys of the file.
+
+    Of Kafka properties, from file and connection, only the names are shown, because their values may be secret; of the
+    connection also the brokers. Any other value that looks like a secret is masked.
+    """
+    settings = dict(_flattened(adapters.pipeline.settings()))
+    settings["kafka.bootstrap_servers"] = str(adapters.kafka.get("bootstrap.servers", ""))
+    settings["kafka.connection.properties"] = ",".join(sorted(str(name) for name in adapters.kafka)) or "none"
+    return " ".join(scrub_setting(key, value) for key, value in settings.items())
+
+
+def _flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flattened(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            yield from _flattened({str(number): item for number, item in enumerate(value)}, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", " ".join(_text(value).split())
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_text(item) for item in value) + "]"
+    return "{}" if isinstance(value, Mapping) else str(value)
+
+
+def run_warnings(adapters: Adapters, topics: Iterable[str]) -> list[str]:
+    """Returns one sentence for each warning, naming the setting; `topics` are those that are read.
+
+    Never raises. If the broker refuses to describe topics (DescribeConfigs), leaves out the warnings that depend on
+    topics.
+    """
+    try:
+        return [*adapters.setting_warnings, *topic_warnings(adapters, topics)]
+    except AcklineError:
+        return list(adapters.setting_warnings)
+
+
+def topic_warnings(adapters: Adapters, topics: Iterable[str]) -> list[str]:
+    """Returns the warnings that depend on retention and compaction of the topics.
+
+    Raises AcklineError if the broker does not describe the topics.
+    """
+    dead_letter_topic = adapters.pipeline.dead_letter_topic
+    policies = adapters.cluster.policies([*topics, *([dead_letter_topic] if dead_letter_topic is not None else [])])
+    return list(warnings.warnings_of_topics(adapters.pipeline, policies))

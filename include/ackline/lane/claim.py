@@ -35,11 +35,11 @@ from ackline.errors import (
 )
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import Publish, allowed_commits, commit_newest
-from ackline.lane.void import is_at_most_once
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import OperatorLoss, Plan, Settlement
+from ackline.pipeline.pipeline import is_at_most_once
 
 TRIES = 15
 """How often the work is tried. The waits between the tries add up to five minutes."""

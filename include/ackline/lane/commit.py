@@ -5,6 +5,10 @@ and commits *its* floors, never those of the turn that the step has settled itse
 the right offsets, and cannot move the group back (I3). A crash before the commit costs nothing, because any later run
 makes the same commit. A crash after it costs nothing either, because committing the same offsets again changes nothing.
 
+Every write of a turn is fenced by the turn's number, and no lock keeps two processes from the same lane. A step that
+loses a number has stored nothing: it reads the ledger anew in another of its `Rounds`, and goes on from what the other
+process has stored. `ackline.steps.take_turn` takes a turn in such rounds, and the group is committed in them.
+
 A ledger that is adopted as an older copy gets an id of its own. Two copies of a ledger that both go on have different
 turns under the same numbers. Commit metadata names a ledger by its id, so with one id neither copy could tell the
 other's commits from its own: each would overwrite them as commits of an older turn. With a new id, the commits under
@@ -12,16 +16,15 @@ the old one are another ledger's. If the lost copy comes back, its runs stop at 
 """
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from ackline.errors import GroupMoved, NewerCommit
+from ackline.errors import GroupMoved, LedgerError, NewerCommit
 from ackline.lane.adapters import Adapters
-from ackline.lane.races import Rounds
-from ackline.lane.void import is_at_most_once
 from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.turns import Plan, Settlement, TurnKind
+from ackline.ledger.turns import Plan, Settlement, TurnId, TurnKind
+from ackline.pipeline.pipeline import is_at_most_once
 from ackline.scrub import scrub_address
 
 
@@ -193,3 +196,52 @@ def may_restore(adapters: Adapters, committed: Committed | None, metadata: Commi
         and committed is not None
         and not is_of_pipeline(committed, metadata.pipeline)
     )
+
+
+MAX_LOST_RACES = 20
+"""Rounds of such a loop before the step stops.
+
+A step loses a round only to a process that has stored something in the meantime, so the lane goes on although this
+process does not. A lane has one scheduled run, and now and then an operator's command beside it: two lost rounds in a
+row are rare. Twenty in a row mean that runs start one another without end, or that the tables do not return what was
+stored. Going on would hide that. There is no wait between rounds: the other process has stored its turn already, and
+waiting would not change what the next round reads.
+"""
+
+
+class Rounds:
+    """The rounds of one step, MAX_LOST_RACES at most. Each begins with the newest settlement, read anew; None if the
+    lane has not begun. `doing` names the step in the error of one that has lost every round."""
+
+    def __init__(self, adapters: Adapters, doing: str) -> None:
+        self._adapters, self._doing = adapters, doing
+        self._progress: tuple[TurnId | None, bool] | None = None
+
+    def __iter__(self) -> Iterator[Settlement | None]:
+        for _ in range(MAX_LOST_RACES):
+            yield self._adapters.store.newest()
+
+    def all_lost(self) -> LedgerError:
+        """Returns the error of a step that has lost all rounds."""
+        return LedgerError(
+            f"{self._doing} of {self._adapters.pipeline.name}: other runs were quicker {MAX_LOST_RACES} times in a "
+            f"row. Look for runs that start one another without end; if there are none, `ackline doctor` checks the "
+            "tables"
+        )
+
+    def lose_to(self, error: NewerCommit) -> None:
+        """Returns if another round may find that the commit is of this ledger; raises `error` if it is not.
+
+        A commit that looks newer than the ledger has two possible causes. Every step stores before it commits, so
+        another run may have stored and committed since this round read the ledger: then the ledger has changed, and the
+        next round sees that. Or the commit is from another ledger, or this ledger is an old copy: then the ledger has
+        not changed between two rounds, and the error stands.
+        """
+        previous, self._progress = self._progress, self._ledger_progress()
+        if self._progress == previous:
+            raise error
+
+    def _ledger_progress(self) -> tuple[TurnId | None, bool]:
+        """Returns the ledger's newest turn, and whether the turn after it is claimed."""
+        newest, plan = self._adapters.newest_and_open_plan()
+        return newest.turn if newest else None, plan is not None and self._adapters.store.has_claim(plan.turn)

@@ -10,7 +10,7 @@ from ackline.errors import FatalError, NewerCommit
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import ledger_advice
 from ackline.lane.log_checks import KafkaView, written_beyond
-from ackline.lane.new_plan import new_plan
+from ackline.lane.plans import new_plan
 from ackline.ledger.commit_rule import CommitMetadata, Committed, is_of_ledger, is_of_pipeline
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition

@@ -17,22 +17,24 @@ from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind, is_backfill
+from ackline.pipeline.pipeline import TurnSettings
+from ackline.tables.store import LedgerStore
 from ackline.tables.turn_outcomes import TurnOutcomes
 
 _ATTEMPTS = (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED)
 
 
-def keeps_outcome_rows(adapters: Adapters, plan: Plan) -> bool:
-    """Returns whether each outcome of a turn becomes a row. Its plan decides, whichever process carries it out.
-
-    Always True under at_least_once: a failure without a row would count as a gap, and the record would be lost.
-    """
-    return bool(plan.settings.get("record_outcomes", True)) or adapters.pipeline.guarantee == "at_least_once"
+def outcome_rows_are_off(store: LedgerStore) -> bool:
+    """Returns whether the lane's newest turn keeps no rows of outcomes (`record_outcomes: false`)."""
+    newest = store.newest()
+    if newest is None or newest.turn.n == 0:
+        return False
+    return not TurnSettings(store.plan(newest.turn).settings).keeps_outcome_rows
 
 
 def stored_report(adapters: Adapters, plan: Plan) -> TurnReport | None:
     """Returns the report of a turn's tasks; None if no task has run, or the Delta log has expired the report."""
-    return None if plan.kind is not TurnKind.RUN or plan.empty else adapters.store.report_of(plan.turn)
+    return None if plan.empty else adapters.store.report_of(plan.turn)
 
 
 def turn_outcomes(adapters: Adapters, plan: Plan, report: TurnReport | None) -> TurnOutcomes:
@@ -41,8 +43,7 @@ def turn_outcomes(adapters: Adapters, plan: Plan, report: TurnReport | None) -> 
     # each of them needs its row.
     outcomes = adapters.store.outcomes_of(plan.turn, every_row=plan.reads_single_offsets)
     if report is None:
-        forgotten = plan.kind is TurnKind.RUN and not plan.empty and not plan.settings.get("record_outcomes", True)
-        return replace(outcomes, complete=not forgotten)
+        return replace(outcomes, complete=plan.empty or TurnSettings(plan.settings).keeps_outcome_rows)
     if report.recorded:
         return outcomes
     counts = {tp: Counter(by_outcome) for tp, by_outcome in outcomes.counts.items()}

@@ -21,6 +21,7 @@ from ackline.ledger.metrics import fetch_metrics
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE, VOIDED_BY_OPERATOR, Marker, MarkerKind, Plan, Settlement, TurnId, TurnKind
 from ackline.pipeline.outputs import without_effect
+from ackline.pipeline.pipeline import is_at_most_once
 
 
 def void_turn(adapters: Adapters, plan: Plan, before: Settlement, reason: str) -> bool:
@@ -33,12 +34,6 @@ def void_turn(adapters: Adapters, plan: Plan, before: Settlement, reason: str) -
     else:
         store_void(adapters, plan, before, waiver)
     return adapters.store.is_settled(plan.turn) and adapters.store.settlement(plan.turn).kind is TurnKind.VOID
-
-
-def is_at_most_once(plan: Plan) -> bool:
-    """Returns whether the turn may be claimed. Its plan decides, and not the file, which may have changed since. An
-    empty plan hands nothing out, and is never claimed."""
-    return plan.kind is TurnKind.RUN and not plan.empty and plan.settings.get("guarantee") == "at_most_once"
 
 
 def waive(adapters: Adapters, plan: Plan, waiver: Marker) -> bool:

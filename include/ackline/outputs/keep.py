@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ackline.errors import AcklineError, ConfigError, FatalError, LedgerError
 from ackline.lane.adapters import Adapters
-from ackline.lane.void import is_at_most_once, void_advice
+from ackline.lane.void import void_advice
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.pending import NOTHING_PENDING, PendingKind, PendingRuns
@@ -20,6 +20,7 @@ from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
 from ackline.outputs.checks import folder_name, kept_rows_advice, lost_files, staging_root
 from ackline.outputs.turn import read_manifest, rows_gone
 from ackline.pipeline.outputs import OutputsOfTurn, StagedTable, kept_after
+from ackline.pipeline.pipeline import is_at_most_once
 from ackline.tables.errors import folder_errors, storage_errors, unusable_folder
 from ackline.tables.folder import Folder
 from ackline.tables.kept_rows import KeptRows, keep_rows

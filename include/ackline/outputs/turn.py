@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.lane.adapters import Adapters
-from ackline.lane.void import is_at_most_once, void_advice
+from ackline.lane.void import void_advice
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.outputs.checks import (
     check_kept_files,
@@ -23,6 +23,7 @@ from ackline.outputs.checks import (
     staging_root,
 )
 from ackline.pipeline.outputs import OutputsOfTurn, StagedOutputs, StagedTable, kept_after
+from ackline.pipeline.pipeline import TurnSettings, is_at_most_once
 from ackline.tables.errors import folder_errors
 from ackline.tables.folder import Folder
 from ackline.tables.publish import application_of, publish
@@ -68,7 +69,7 @@ def find_outputs(adapters: Adapters, plan: Plan) -> str:
     Raises LedgerError if several executions have staged rows, because nothing tells which of them the outcomes are of,
     and if the manifest is gone or damaged: each execution stores one, also if it has staged nothing.
     """
-    if not plan.settings.get("outputs") or plan.kind is not TurnKind.RUN or plan.empty:
+    if plan.empty or not TurnSettings(plan.settings).has_outputs:
         return ""
     folder = Folder(staging_folder(adapters, plan.turn))
     with folder_errors(folder.uri):

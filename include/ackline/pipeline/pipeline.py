@@ -1,10 +1,13 @@
-"""One pipeline file: its keys, their defaults, and how it is loaded.
+"""One pipeline file: how it is loaded, and what an open turn takes from it.
 
-pydantic checks each key, and `ackline.pipeline.rules` what holds between keys, before anything else happens.
-`ackline.pipeline.refusals` writes the messages.
+`ackline.pipeline.keys` checks the file before anything else happens; `ackline.pipeline.refusals` writes the messages.
+
+A turn is carried out by any process, perhaps after the file was changed. Each process must come to the same outcome, so
+what decides about records comes from the plan (`TurnSettings`). `FROM_FILE` names all that does not.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,12 +15,19 @@ from pydantic import ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 
 from ackline.errors import ConfigError
+from ackline.ledger.backoff import Backoff
+from ackline.ledger.turns import Plan
 from ackline.pipeline import yaml_file
+from ackline.pipeline.blocks import RetryBlock
 from ackline.pipeline.field_types import StrictBlock
-from ackline.pipeline.keys import PipelineKeys
+from ackline.pipeline.keys import PipelineKeys, check_rules
 from ackline.pipeline.refusals import refusal
-from ackline.pipeline.rules import check_rules
-from ackline.pipeline.streams import PIPELINE_STREAM, RegistryBlock, Stream, Translation
+from ackline.pipeline.streams import (
+    PIPELINE_STREAM,
+    RegistryBlock,
+    Stream,
+    Translation,
+)
 from ackline.pipeline.topology import Topology, topology
 
 
@@ -108,3 +118,110 @@ def _problems_between_valid_keys(data: Mapping[str, Any], problems: Iterable[Err
     except ValidationError as error:
         return error.errors(include_url=False)
     return []
+
+
+FROM_FILE = frozenset(
+    {
+        # The handler's code, which a deploy replaces while a turn is open, and how its calls are watched. The handlers
+        # of steps belong here too, each by the name of its step.
+        *("handler", "filter", "streams", "decode", "schema_registry", "handler_isolation", "record_timeout"),
+        *("listener", "debug"),
+        # Addresses and credentials. `check_open_plan_settings` refuses another `kafka.isolation`.
+        *("name", "kafka", "spark", "audit"),
+        # Limits, and what an operator sets to get on with a turn that waits or stops.
+        *("max_uncommitted", "max_records_per_run", "max_rate", "max_offset_behind", "breaker", "lost_after"),
+        *("on_expired", "on_external_reset", "missing_topics"),
+        # What begins lanes and runs, and no part of a turn.
+        *("start", "start_timestamp", "schedule", "backfill"),
+    }
+)
+"""The keys that an open turn takes from the pipeline file as it is now. It takes every other key from its plan."""
+
+
+_STORED_FIELDS: dict[str, Any] = {
+    name: (field.annotation, field) for name, field in Pipeline.model_fields.items() if name not in FROM_FILE
+}
+_StoredSettings = create_model("_StoredSettings", __base__=StrictBlock, **_STORED_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSettings:
+    """The settings that a plan has stored, as a turn runs by them.
+
+    Each property reads one key, so that a turn can be closed although this version can't read another key. A missing
+    key was unknown to the version that stored the plan, and has its default.
+    """
+
+    stored: Mapping[str, Any]
+
+    def _value(self, key: str) -> Any:
+        return self.stored.get(key, Pipeline.model_fields[key].default)
+
+    @property
+    def guarantee(self) -> str:
+        """The guarantee under which the turn's records are handed out."""
+        return str(self._value("guarantee"))
+
+    @property
+    def keeps_outcome_rows(self) -> bool:
+        """Whether each outcome becomes a row. Always True under at_least_once: a failure without a row would count as a
+        gap, and the record would be lost."""
+        return bool(self._value("record_outcomes")) or self.guarantee == "at_least_once"
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether steps may emit rows for output tables or topics."""
+        return bool(self._value("outputs"))
+
+    @property
+    def dead_letter_topic(self) -> str | None:
+        """The topic for records that are given up; None if they leave no copy."""
+        block = self.stored.get("dead_letter")
+        return str(block["topic"]) if isinstance(block, Mapping) else None
+
+    @property
+    def ack_topic(self) -> str | None:
+        """The topic of answers for records in flight; None without one."""
+        topic: str | None = self._value("ack_topic")
+        return topic
+
+    def retry_policy(self) -> Backoff:
+        """Returns what decides on retries. Raises ConfigError if a class of the user can't be used any more."""
+        return RetryBlock.stored(self.stored.get("retry", {})).policy()
+
+    @property
+    def isolation(self) -> str:
+        """Kafka's `isolation.level` of the turn."""
+        return str(self.stored["kafka"]["isolation"])
+
+    @property
+    def wiring(self) -> list[dict[str, Any]]:
+        """The steps without their handlers, which come from the file."""
+        return [{key: step[key] for key in step if key != "handler"} for step in self._value("steps") or ()]
+
+
+def is_at_most_once(plan: Plan) -> bool:
+    """Returns whether the turn may be claimed. An empty plan hands nothing out, and is never claimed."""
+    return not plan.empty and TurnSettings(plan.settings).guarantee == "at_most_once"
+
+
+def pipeline_of_turn(file: Pipeline, plan: Plan) -> Pipeline:
+    """Returns the pipeline that an open turn runs by: the stored settings of its plan, and `FROM_FILE` of the file.
+
+    Raises ConfigError if this version can't read the stored settings.
+    """
+    try:
+        stored = _StoredSettings.stored({"dead_letter": file.dead_letter, **plan.settings})
+    except ValidationError as error:
+        keys = ", ".join(sorted({str(problem["loc"][0]) for problem in error.errors() if problem["loc"]}))
+        raise ConfigError(
+            f"{plan.turn} is open, and this version can't read the settings of its plan ({keys}); settle it with the "
+            f"version that planned it, or close it with `ackline void {plan.turn.pipeline} --reason …`"
+        ) from None
+    settings: dict[str, Any] = {name: getattr(stored, name) for name in _STORED_FIELDS}
+    if settings["steps"]:
+        handlers = {step.name: step.handler for step in file.steps or ()}
+        settings["steps"] = [
+            step.model_copy(update={"handler": handlers.get(step.name, step.handler)}) for step in settings["steps"]
+        ]
+    return file.model_copy(update=settings)

@@ -12,9 +12,8 @@ from ackline.dead_letters.send import send_dead_letters
 from ackline.errors import ConfigError
 from ackline.in_flight.ack_topic import AnswerRange
 from ackline.in_flight.decide import DecidedRows, answers_of_turn, decide_answers
-from ackline.lane.action_plans import MOVES
 from ackline.lane.adapters import Adapters
-from ackline.lane.new_plan import LaneRanges, chosen_in, lane_ranges
+from ackline.lane.plans import MOVES, LaneRanges, chosen_in, lane_ranges
 from ackline.lane.turn_metrics import gaps_of
 from ackline.lane.void import void_advice
 from ackline.ledger.answers import AnswerReport
@@ -25,7 +24,7 @@ from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.pending import PendingRuns
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
 from ackline.ledger.turns import Plan, PlannedPartition, Settlement, TurnKind
-from ackline.pipeline.blocks import RetryBlock
+from ackline.pipeline.pipeline import TurnSettings
 from ackline.tables.turn_outcomes import TurnOutcomes
 
 _PORTION = 10_000
@@ -77,7 +76,7 @@ def _due_now(state: PartitionState, planned: PlannedPartition, now: datetime) ->
 
 def _policy(plan: Plan) -> Backoff:
     try:
-        return RetryBlock.stored(plan.settings["retry"]).policy()
+        return TurnSettings(plan.settings).retry_policy()
     except ConfigError as error:  # opening the adapters has checked the file's class, which may be another one by now
         raise ConfigError(
             f"{plan.turn} stays open: it was planned with a retry policy that can't be used any more: {error}. "

@@ -15,7 +15,7 @@ from ackline.lane.adapters import Adapters
 from ackline.lane.claim import operator_loss
 from ackline.lane.genesis import check_not_of_another_ledger, genesis_partitions, genesis_plan, leaderless_partitions
 from ackline.lane.log_checks import KafkaView, listed, observe_kafka
-from ackline.lane.new_plan import check_settings_unchanged
+from ackline.lane.plans import check_settings_unchanged
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
 from ackline.outputs.checks import check_outputs, check_outputs_of

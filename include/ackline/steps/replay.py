@@ -23,8 +23,7 @@ from ackline.kafka.registry import check_registry
 from ackline.lane.adapters import Adapters, Progress
 from ackline.lane.claim import claim, record_lost, refuse_retries, retry_report, take_start_marker
 from ackline.lane.log_checks import check_planned_ranges
-from ackline.lane.new_plan import check_open_plan_settings
-from ackline.lane.turn_metrics import keeps_outcome_rows
+from ackline.lane.plans import check_open_plan_settings
 from ackline.lane.void import (
     advises_void,
     advises_void_if_file_changed,
@@ -42,6 +41,7 @@ from ackline.ledger.tokens import TokenSigner
 from ackline.ledger.turns import Marker, MarkerKind, Plan, Settlement
 from ackline.outputs.checks import output_targets
 from ackline.outputs.turn import publish_settled, store_manifest
+from ackline.pipeline.pipeline import TurnSettings
 from ackline.tables.rows import plan_date
 from ackline.tables.store import COUNTED_STARTS
 
@@ -92,7 +92,7 @@ def _settings(adapters: Adapters, plan: Plan) -> "ReplaySettings":
         on_failure=Outcome.FAILED if pipeline.guarantee == "at_least_once" else Outcome.DROPPED,
         now=adapters.fixed_now,
         once=pipeline.guarantee == "at_most_once",
-        record_outcomes=keeps_outcome_rows(adapters, plan),
+        record_outcomes=TurnSettings(plan.settings).keeps_outcome_rows,
         isolated=pipeline.isolated,
         record_timeout=timeout.total_seconds() if timeout else None,
         translation=adapters.translation,
@@ -334,7 +334,7 @@ def task_report(adapters: Adapters, plan: Plan, result: "ReplayResult", outputs:
     counts = {
         tp: {outcome.value: rows for outcome, rows in by_outcome.items()} for tp, by_outcome in result.counts.items()
     }
-    recorded = keeps_outcome_rows(adapters, plan)
+    recorded = TurnSettings(plan.settings).keeps_outcome_rows
     return TurnReport(counts, result.fetches, recorded, outputs, result.steps, 0 if recorded else result.unacked)
 
 

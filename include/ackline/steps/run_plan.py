@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from ackline.errors import ConfigError, GroupMoved, TooFarBehind
 from ackline.in_flight.ack_topic import start_position
-from ackline.lane.action_plans import action_plan, follow_plan
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import check_allowed, commit_metadata_of, may_restore
 from ackline.lane.log_checks import (
@@ -15,7 +14,7 @@ from ackline.lane.log_checks import (
     stop_if_expired,
     written_beyond,
 )
-from ackline.lane.new_plan import new_plan
+from ackline.lane.plans import action_plan, follow_plan, new_plan
 from ackline.ledger import planning
 from ackline.ledger.commit_rule import CommitMetadata, Committed, still_acknowledged
 from ackline.ledger.metrics import due_retries

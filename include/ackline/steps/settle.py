@@ -26,7 +26,7 @@ from ackline.lane.claim import operator_loss
 from ackline.lane.commit import CommitResult, commit_newest, renew_id_of_copy
 from ackline.lane.listeners import notify_settled
 from ackline.lane.log_checks import expired_rows_error
-from ackline.lane.new_plan import lane_ranges
+from ackline.lane.plans import lane_ranges
 from ackline.lane.turn_metrics import (
     first_attempts,
     gaps_of,

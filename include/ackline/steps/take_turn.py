@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from ackline.errors import NewerCommit
 from ackline.lane.adapters import Adapters
-from ackline.lane.new_plan import check_clock
-from ackline.lane.races import Rounds
+from ackline.lane.commit import Rounds
+from ackline.lane.plans import check_clock
 from ackline.lane.void import close_if_waived
 from ackline.ledger.turns import Plan, Settlement, TurnKind
 from ackline.outputs.turn import store_plan

@@ -25,6 +25,7 @@ from ackline.ledger.metrics import StepFigures, figures_over
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
+from ackline.pipeline.pipeline import TurnSettings
 from ackline.tables.effective import EffectiveTurns
 from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.reads import Where
@@ -97,7 +98,7 @@ def _read_by(store: LedgerStore, tp: TopicPartition, offset: int) -> Reading | N
     effective = EffectiveTurns(store)
     for row in sorted(rows.to_pylist(), key=lambda row: (row["epoch"], row["turn"]), reverse=True):
         if effective.has(row["epoch"], row["turn"]):
-            stores_rows = json.loads(row["settings"] or "{}").get("record_outcomes", True)
+            stores_rows = TurnSettings(json.loads(row["settings"] or "{}")).keeps_outcome_rows
             return Reading(row["epoch"], row["turn"], row["run_id"], row["planned_at"], stores_rows)
     return None
 
@@ -109,7 +110,7 @@ def _open_turn(plan: Plan | None, tp: TopicPartition, offset: int) -> Reading | 
     has_it = planned.fresh.start <= offset < planned.fresh.end
     if not has_it and not any(run.start <= offset < run.end for run in planned.retries):
         return None
-    stores_rows = bool(plan.settings.get("record_outcomes", True))
+    stores_rows = TurnSettings(plan.settings).keeps_outcome_rows
     return Reading(plan.turn.epoch, plan.turn.n, plan.run_id, plan.planned_at, stores_rows)
 
 
