@@ -102,8 +102,7 @@ def test_the_tier_is_declared_by_a_decorator() -> None:
     def record(record: Record) -> None: ...
 
     tiers = [tier_of(handler) for handler in (batch, column, record, print)]
-    assert tiers == [Tier.ARROW, Tier.COLUMN, Tier.RECORD, Tier.RECORD]
-    assert batch.__name__ == "batch"
+    assert (tiers, batch.__name__) == ([Tier.ARROW, Tier.COLUMN, Tier.RECORD, Tier.RECORD], "batch")
 
 
 def test_a_record_can_not_be_changed_by_its_handler() -> None:

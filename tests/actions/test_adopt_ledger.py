@@ -61,8 +61,7 @@ def test_s30_a_commit_of_a_ledger_that_is_not_there_stops_the_run_until_it_is_ad
     assert (error.topic, error.partition, error.offset) == ("orders", 0, 4)
     with pytest.raises(NewerCommit):
         preview(lane.adapters())
-    assert next(row.floor for row in status(lane.adapters())) == 4
-    assert lane.world.tables.settlements == {}
+    assert (next(row.floor for row in status(lane.adapters())), lane.world.tables.settlements) == (4, {})
 
     done = adopt_ledger(lane.adapters(), "the folder is lost")
     assert (done.ledgers, done.not_committed) == (("lost",), None)
@@ -101,8 +100,7 @@ def test_s36_a_ledger_that_returns_over_commits_of_another_keeps_complete_to_and
     done = adopt_ledger(lane.adapters(), "back again")
     assert done.action is not None
     assert done.action.plan.kind is TurnKind.SKIP
-    assert (lane.state(), lane.committed()) == (before, 1)
-    assert lane.ranges(Outcome.SKIPPED) == []
+    assert (lane.state(), lane.committed(), lane.ranges(Outcome.SKIPPED)) == (before, 1, [])
     lane.world.now += timedelta(hours=2)
     lane.run()
     assert sorted(lane.calls()[4:]) == [(1, 2), (4, 1), (5, 1)]
@@ -229,8 +227,7 @@ def test_i9_an_adoption_that_is_killed_at_a_write_is_done_by_repeating_it_or_by_
     with contextlib.suppress(ConfigError, FatalError):  # there is nothing to adopt any more, or the next run settles it
         adopt_ledger(lane.adapters(), "x")
     lane.run()
-    assert lane.committed() == (1 if returns else 6)
-    assert lane.offsets() == ([0, 1, 2] if returns else [2, 3, 4, 5])
+    assert (lane.committed(), lane.offsets()) == (1 if returns else 6, [0, 1, 2] if returns else [2, 3, 4, 5])
     assert before in (None, lane.state())
 
 

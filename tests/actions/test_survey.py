@@ -35,8 +35,7 @@ def lane(monkeypatch: pytest.MonkeyPatch) -> MemoryLane:
 def test_a_topic_is_described_by_its_logs_and_the_shape_of_its_first_records(lane: MemoryLane) -> None:
     lane.log().expire(10)
     found = survey.survey_topic(CONNECTION, "orders")
-    assert found.logs == {TP: LogBounds(10, 80, 0), TP1: LogBounds(0, 0, 0)}
-    assert found.offsets == 70
+    assert (found.logs, found.offsets) == ({TP: LogBounds(10, 80, 0), TP1: LogBounds(0, 0, 0)}, 70)
     assert (found.shape.kind, found.shape.records, found.shape.fields) == (
         ValueKind.JSON_OBJECT, survey.MOST_RECORDS // 2, {"id": "text"},
     )  # fmt: skip
@@ -51,8 +50,7 @@ def test_a_group_is_described_by_its_commits_its_lag_and_what_retention_took(lan
     lane.move_group(TP, 30)
     lane.log().expire(50)
     found = survey.survey_group(CONNECTION, GROUP)
-    assert found.topics == ("orders",)
-    assert found.committed == {TP: Committed(30, "")}
+    assert (found.topics, found.committed) == (("orders",), {TP: Committed(30, "")})
     assert [(found.start(tp), found.lag(tp), found.expired(tp)) for tp in (TP, TP1)] == [(50, 30, 20), (0, 0, 0)]
 
 

@@ -1,12 +1,14 @@
 """An open turn that an operator closes as void, also beside processes that work on it (I7, I9, I11)."""
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from ackline.actions import void as operator_void
 from ackline.actions.void import Consequence
-from ackline.errors import ConfigError, FatalError, TurnVoided
+from ackline.errors import AcklineError, ConfigError, FatalError, NoProof, TransientError, TurnVoided
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.steps.run import replay_until_records
@@ -82,8 +84,7 @@ def test_i7_at_most_once_a_turn_that_is_voided_beside_its_driver_is_handed_out_a
     driver.advance(None)
     lane.run()
     lane.run()
-    assert len(lane.offsets()) == len(set(lane.offsets()))
-    assert (lane.floor(), lane.committed()) == (2, 2)
+    assert (len(lane.offsets()), lane.floor(), lane.committed()) == (len(set(lane.offsets())), 2, 2)
     assert len(lane.ranges(Outcome.LOST)) == (not reported and (operation, when) != ("claim", BEFORE))
 
 
@@ -128,8 +129,7 @@ def test_i9_a_settle_that_comes_late_to_a_voided_turn_ends_as_if_it_had_not_come
     settled = lane.newest()
     late.advance(None)
     assert isinstance(late.error, TurnVoided)
-    assert lane.newest() == settled
-    assert lane.ranges(Outcome.EXPIRED) == [(2, 4)]
+    assert (lane.newest(), lane.ranges(Outcome.EXPIRED)) == (settled, [(2, 4)])
 
 
 def test_a_void_with_a_pause_pauses_although_an_earlier_void_has_died_that_was_to_pause_nothing() -> None:
@@ -236,3 +236,60 @@ def test_a_void_stops_naming_the_lost_files_of_its_turn_after_its_settlement(gua
     assert operations.index("settlement") < operations.index("files")
     lane.run()
     assert (lane.offsets(), lane.committed()) == ([0, 1, 0, 1], 2)
+
+
+# ---- turns that cannot be carried out -------------------------------------------------------------------------------
+
+
+def no_proof(lane: MemoryLane) -> None:
+    lane.settle()
+
+
+def guarantee_changed(lane: MemoryLane) -> None:
+    lane.settings["guarantee"] = AT_MOST_ONCE
+    lane.run()
+
+
+def batch_does_not_decode(lane: MemoryLane) -> None:
+    def fails(*_: Any) -> Any:
+        raise FatalError("the Spark job failed (CorruptRecordException)")
+
+    lane.replay(lane.adapters(run_job=fails))
+
+
+def leader_is_gone(lane: MemoryLane) -> None:
+    lane.log().has_leader = False
+    lane.replay()
+
+
+def outcome_files_are_lost(lane: MemoryLane) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise FatalError("the table outcomes can't be used: no such file")
+
+    lane.replay()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.support.memory_store.MemoryStore.outcomes_of", fails)
+        lane.settle()
+
+
+@pytest.mark.parametrize(
+    ("stuck", "error"),
+    [
+        (no_proof, NoProof),
+        (guarantee_changed, ConfigError),
+        (batch_does_not_decode, FatalError),
+        (leader_is_gone, TransientError),
+        (outcome_files_are_lost, FatalError),
+    ],
+)
+def test_the_error_of_a_turn_that_may_be_stuck_names_the_way_out(
+    stuck: Callable[[MemoryLane], None], error: type[AcklineError]
+) -> None:
+    lane = MemoryLane(OK).after_plan()
+    with pytest.raises(error, match=r"`ackline void lane --reason …`"):
+        stuck(lane)
+    lane.settings["guarantee"] = AT_LEAST_ONCE
+    lane.log().has_leader = True
+    void(lane)
+    lane.run()
+    assert lane.committed() == 1

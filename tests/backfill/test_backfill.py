@@ -1,16 +1,24 @@
-"""How a backfill lane begins, is resumed under its id, and is cancelled, on the steps in memory (S71)."""
+"""How a backfill lane begins, what it reads and counts, how it is resumed under its id, and is cancelled (S70, S71).
+
+On the steps in memory.
+"""
+
+from datetime import timedelta
 
 import pytest
 
 from ackline.actions.actions import perform_action
 from ackline.actions.form import ActionRequest
 from ackline.actions.targets import choose_targets
+from ackline.backfill import run
 from ackline.backfill.plan import plan_backfill
+from ackline.backfill.run import backfill_pipeline
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.turns import TurnKind
-from ackline.pipeline.arguments import PartitionChoice
+from ackline.pipeline.arguments import BackfillArguments, PartitionChoice
+from ackline.pipeline.pipeline import Pipeline
 from ackline.steps import replay
-from tests.support.memory import BEFORE
+from tests.support.memory import BEFORE, GroupCommit
 from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import (
     AT_LEAST_ONCE,
@@ -19,11 +27,14 @@ from tests.support.memory_lane import (
     FAILS,
     FAILS_ONCE,
     MINUTE,
+    NO_GUARANTEE,
     OK,
     TP,
     TP1,
     MemoryBackfill,
+    MemoryLane,
     settled_lane,
+    writes_of,
 )
 
 
@@ -76,8 +87,7 @@ def test_a_cancelled_lane_has_skipped_what_was_left_and_stays_settled() -> None:
     done = lane.cancel("wrong range")
     assert done.settled
     assert lane.ended() == {0: "acked", 1: "skipped", 2: "acked", 5: "skipped", 6: "skipped", 7: "skipped"}
-    assert lane.cancel() == done
-    assert lane.run() == done
+    assert (lane.cancel(), lane.run()) == (done, done)
 
 
 def test_a_cancelled_lane_has_skipped_the_rest_of_each_partition() -> None:
@@ -133,3 +143,165 @@ def test_a_backfill_lane_is_never_reset() -> None:
     lane.begin()
     with pytest.raises(ConfigError, match="begin another backfill"):
         perform_action(lane.adapters(), TurnKind.RESET, lambda _: {TP: 0}, "again")
+
+
+# ---- what a lane reads and counts -----------------------------------------------------------------------------------
+
+
+def test_a_lane_reads_its_ranges_and_nothing_between_them() -> None:
+    live = settled_lane(*[OK] * 10)
+    lane = MemoryBackfill(live, "b", "orders:0:1-3", "orders:0:6-8")
+    done = lane.run()
+    assert lane.ended() == dict.fromkeys([1, 2, 6, 7], "acked")
+    assert (done.offsets, done.settled, done.outcomes, done.gaps) == (4, True, {"acked": 4}, 0)
+
+
+def test_s70_the_live_lane_and_the_group_are_what_they_were() -> None:
+    live = settled_lane(OK, FAILS, OK, retry=MINUTE)
+    before, state, committed = live.newest(), live.state(), live.committed()
+    MemoryBackfill(live, "b", "orders").run()
+    assert (live.newest(), live.state(), live.committed()) == (before, state, committed)
+    commits = [event for event in live.world.history if isinstance(event, GroupCommit)]
+    assert {commit.run_id for commit in commits} == {"run"}
+
+
+def test_s70_a_lane_stores_in_tables_of_its_own() -> None:
+    live = settled_lane(OK, OK)
+    before = len(writes_of(live, "live"))
+    lane = MemoryBackfill(live, "b", "orders")
+    lane.run()
+    assert len(writes_of(live, "live")) == before
+    assert [commit.application.rsplit("/", 1)[-1] for commit in writes_of(live, lane.lane)] == [
+        "settlement", "plan", "try-1", "outcomes", "decisions", "settlement",
+    ]  # fmt: skip
+
+
+def test_s70_a_lane_runs_while_the_group_has_members_or_was_moved() -> None:
+    live = settled_lane(OK, OK)
+    live.world.members.append("console")
+    live.move_group(TP, 0)
+    assert MemoryBackfill(live, "b", "orders").run().settled
+
+
+def test_s70_overlapping_lanes_and_live_turns_do_not_notice_each_other() -> None:
+    live = settled_lane(*[OK, FAILS_ONCE, DEAD] * 4, retry=MINUTE)
+    lanes = [MemoryBackfill(live, "a", "orders:0:0-8"), MemoryBackfill(live, "b", "orders:0:4-12")]
+    lanes.append(MemoryBackfill(live, "c", "orders:0:2-3", "orders:0:7-11"))
+    for lane in lanes:
+        lane.begin()
+    for _ in range(20):  # interleaved: each process takes one step, and the others go on before its next one
+        for lane in lanes:
+            adapters = lane.adapters()
+            if plan_backfill(adapters).plan:
+                live.produce(OK)
+                live.run()
+                replay.replay(lane.adapters(), no_session)
+                run.run_backfill(lane.adapters(), no_session, max_records=1)
+        live.world.now += timedelta(minutes=1)
+    asked = [set(range(8)), set(range(4, 12)), {2, 7, 8, 9, 10}]
+    assert [set(lane.ended()) for lane in lanes] == asked
+    assert all(lane.account().settled for lane in lanes)
+
+
+def test_what_was_handled_before_is_handled_again_as_attempt_1() -> None:
+    live = settled_lane(OK, OK)
+    MemoryBackfill(live, "b", "orders").run()
+    assert live.calls() == [(0, 1), (1, 1), (0, 1), (1, 1)]
+
+
+def test_records_that_fail_are_retried_when_due_and_then_dead_lettered_under_the_name_of_the_lane() -> None:
+    live = MemoryLane(OK, FAILS, retry={"initial_delay": "1m", "max_retries": 1})
+    lane = MemoryBackfill(live, "b", "orders")
+    first = lane.run()
+    assert (dict(first.pending), first.next_due) == (
+        {"retry": 1, "dead_letter": 0, "in_flight": 0, "unread": 0},
+        live.world.now + timedelta(minutes=1),
+    )
+    assert not first.settled
+    live.world.now += timedelta(minutes=1)
+    assert lane.run().outcomes == {"acked": 1, "dead": 1}
+    assert [letter.headers["ackline.lane"] for letter in live.letters()] == ["backfill-b"]
+
+
+def test_a_dead_letter_without_acknowledgement_is_sent_again_by_the_next_run() -> None:
+    live = MemoryLane(DEAD)
+    lane = MemoryBackfill(live, "b", "orders")
+    live.world.faults.letters.append("unanswered")
+    assert (lane.run().pending["dead_letter"], lane.run().outcomes) == (1, {"dead": 1})
+
+
+def test_gaps_inside_a_range_are_counted_as_gaps() -> None:
+    live = MemoryLane(OK)
+    live.log().add_gap(3)
+    live.produce(OK)
+    done = MemoryBackfill(live, "b", "orders:0:0-5").run()
+    assert (done.outcomes, done.gaps, done.offsets) == ({"acked": 2}, 3, 5)
+
+
+def test_the_window_counts_nothing_that_is_no_part_of_the_lane() -> None:
+    live = MemoryLane(*[FAILS], *[OK] * 200, retry=MINUTE, max_uncommitted=4)
+    lane = MemoryBackfill(live, "b", "orders:0:0-1", "orders:0:100-103")
+    assert lane.run().outcomes == {"acked": 3}  # the pending record at 0 holds the floor of the lane
+
+
+def test_max_records_bounds_a_run_and_the_next_one_goes_on() -> None:
+    live = settled_lane(*[OK] * 10)
+    lane = MemoryBackfill(live, "b", "orders:0:0-4", "orders:0:5-10")
+    assert (lane.run(max_records=6).pending["unread"], sorted(lane.ended())) == (3, [0, 1, 2, 3, 5, 6])
+    assert lane.run().settled
+
+
+@pytest.mark.parametrize("guarantee", [AT_LEAST_ONCE, AT_MOST_ONCE, NO_GUARANTEE])
+def test_every_guarantee_reads_ranges_and_single_offsets_once(guarantee: str) -> None:
+    live = settled_lane(OK, OK, DEAD, OK, DEAD, OK)
+    live.settings["guarantee"] = guarantee
+    ranges, single = MemoryBackfill(live, "a", "orders:0:1-4"), MemoryBackfill(live, "b", outcome="dead")
+    for lane in (ranges, single):
+        assert lane.run().settled
+    died = "dead" if guarantee == AT_LEAST_ONCE else "dropped"
+    assert (ranges.ended(), single.ended()) == ({1: "acked", 2: died, 3: "acked"}, {2: died, 4: died})
+
+
+def test_a_policy_without_a_limit_and_without_a_delay_ends_the_run() -> None:
+    live = MemoryLane(OK, FAILS, retry={"initial_delay": "0s", "period": "0s", "max_retries": "forever"})
+    lane = MemoryBackfill(live, "b", "orders")
+    assert lane.run().pending["retry"] == 1
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+
+def pipeline(**settings: object) -> Pipeline:
+    kafka = {"bootstrap_servers": "b:1", "group_id": "g", "topics": ["orders"]}
+    return Pipeline.model_validate(
+        {"name": "p", "handler": "a:b", "kafka": kafka, "dead_letter": {"topic": "dead"}, **settings}
+    )
+
+
+def test_without_arguments_the_lane_runs_the_file_and_keeps_each_outcome_as_a_row() -> None:
+    once = pipeline(guarantee="at_most_once", record_outcomes=False, on_expired="fail")
+    lane = backfill_pipeline(once, BackfillArguments())
+    assert (lane.handler, lane.dead_letter_topic, lane.guarantee) == ("a:b", "dead", "at_most_once")
+    assert (lane.record_outcomes, lane.on_expired) == (True, "record")
+
+
+def test_another_handler_must_be_allowed_and_replaces_handler_and_streams() -> None:
+    streams = [{"name": "s", "handler": "a:s", "topics": ["orders"]}]
+    file = pipeline(streams=streams, backfill={"handlers": ["v2:handle"]})
+    lane = backfill_pipeline(file, BackfillArguments(handler="v2:handle"))
+    assert (lane.handler, lane.streams) == ("v2:handle", None)
+    assert backfill_pipeline(file, BackfillArguments(handler="a:b")).handler == "a:b"
+    with pytest.raises(ConfigError, match=r"--handler os:system is not allowed: .*allowed are a:s, a:b, v2:handle"):
+        backfill_pipeline(file, BackfillArguments(handler="os:system"))
+
+
+def test_dead_letters_go_to_another_topic_or_to_none_and_never_to_one_that_is_read() -> None:
+    assert backfill_pipeline(pipeline(), BackfillArguments(dead_letter="other")).dead_letter_topic == "other"
+    assert backfill_pipeline(pipeline(), BackfillArguments(dead_letter="none")).dead_letter_topic is None
+    with pytest.raises(ConfigError, match="the pipeline reads this topic"):
+        backfill_pipeline(pipeline(), BackfillArguments(dead_letter="orders"))
+
+
+def test_max_rate_is_that_of_the_run_where_it_is_given() -> None:
+    assert backfill_pipeline(pipeline(max_rate=5), BackfillArguments(), 7).max_rate == 7
+    assert backfill_pipeline(pipeline(max_rate=5), BackfillArguments()).max_rate == 5

@@ -1,5 +1,9 @@
-"""A backfill lane whose log changes, whose processes die, and in any history (S71, S72), on the steps in memory."""
+"""A backfill lane whose log changes, whose processes die, and in any history (S71, S72), on the steps in memory.
 
+A settled lane is handled again, each time under a new epoch.
+"""
+
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -7,19 +11,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ackline.errors import TopicChanged, TransientError
+from ackline.actions.actions import perform_action
+from ackline.actions.dead import diff_lanes
+from ackline.backfill import run
+from ackline.backfill.plan import plan_backfill
+from ackline.backfill.report import backfill_object
+from ackline.errors import FatalError, TopicChanged, TransientError
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.turns import LIVE, Settlement, TurnKind
 from tests.support.memory import AFTER, BEFORE
+from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
     DEAD,
     FAILS,
     FAILS_ONCE,
+    NO_GUARANTEE,
     OK,
+    PAYMENTS,
+    TP,
     TP1,
     MemoryBackfill,
     MemoryLane,
     settled_lane,
+    writes_of,
 )
 
 SPANS = st.tuples(st.integers(0, 11), st.integers(1, 4)).map(lambda span: (span[0], min(12, sum(span))))
@@ -139,3 +155,198 @@ def test_s72_in_any_history_each_offset_that_was_asked_for_is_counted_once(
     gaps = {offset for offset in asked if records[offset] == "gap"}
     assert asked - gaps <= set(lane.ended())
     assert account.gaps == len(asked - set(lane.ended()))
+
+
+# ---- epochs ---------------------------------------------------------------------------------------------------------
+
+
+RETRY = {"initial_delay": "1m", "max_retries": 1}
+
+
+def kill() -> None:
+    raise Killed
+
+
+def handled_lane(*values: bytes, **settings: Any) -> tuple[MemoryLane, MemoryBackfill]:
+    """A live lane that has handled its records, and a settled backfill of all of them."""
+    live = MemoryLane(*values, retry={"max_retries": 0}, **settings).after_run()
+    lane = MemoryBackfill(live, "b", "orders")
+    assert lane.run().settled
+    return live, lane
+
+
+@pytest.mark.parametrize("guarantee", [AT_LEAST_ONCE, AT_MOST_ONCE, NO_GUARANTEE])
+def test_i15_each_epoch_gives_each_offset_one_terminal_outcome(guarantee: str) -> None:
+    live, lane = handled_lane(OK, DEAD, OK, guarantee=guarantee)
+    died = "dead" if guarantee == AT_LEAST_ONCE else "dropped"
+    assert lane.ended(epoch=0) == {0: "acked", 1: died, 2: "acked"}
+    live.world.handle = lambda record: None
+    lane.begin_epoch(1)
+    assert lane.run().settled
+    assert lane.ended(epoch=1) == dict.fromkeys(range(3), "acked")
+    assert lane.ended(epoch=0) == {0: "acked", 1: died, 2: "acked"}
+    assert live.calls()[-3:] == [(0, 1), (1, 1), (2, 1)], "each record begins again with attempt 1"
+    assert live.committed() == 3
+
+
+def test_the_account_the_list_the_diff_and_of_take_the_newest_epoch() -> None:
+    live, lane = handled_lane(OK, DEAD, OK)
+    lane.begin_epoch(1)
+    assert (lane.account().outcomes, lane.account().pending["unread"]) == ({}, 3)
+    live.world.handle = lambda record: None
+    lane.run()
+    store = live.adapters().store
+    [listed] = [backfill_object(each).dump() for each in run.backfills(store)]
+    assert (listed["epoch"], listed["settled"], listed["outcomes"]) == (1, True, {"acked": 3})
+    diff, _ = diff_lanes(store, LIVE, lane.lane)
+    assert [(old.outcome, new.outcome, number) for (old, new), number in diff.changed.items()] == [("dead", "acked", 1)]
+    assert MemoryBackfill(live, "c", outcome="dead", of=lane.lane).choose().offsets == 0
+
+
+def test_a_new_epoch_chooses_anew_by_the_same_arguments() -> None:
+    """Records that came since are read, and those that retention took since are no part of it."""
+    live = MemoryLane(*[OK] * 4)
+    lane = MemoryBackfill(live, "b", since="2026-03-01T12:00:00Z")
+    lane.run()
+    live.produce(OK, OK)
+    live.log().expire(3)
+    genesis = lane.begin_epoch(1)
+    assert (genesis.partitions[TP].ranges, lane.run().outcomes) == ((OffsetRange(3, 6),), {"acked": 3})
+
+
+def test_a_new_epoch_counts_what_other_backfills_have_acked_and_not_the_epoch_before() -> None:
+    live, lane = handled_lane(OK, OK, OK)
+    assert lane.choose().acked_before == 0
+    MemoryBackfill(live, "c", "orders:0:0-1").run()
+    assert lane.choose().acked_before == 1
+
+
+def test_a_new_epoch_reads_a_topic_that_was_created_again() -> None:
+    live, lane = handled_lane(OK, OK)
+    live.create("orders", records=3)
+    lane.begin_epoch(1)
+    assert (lane.run().outcomes, lane.account().settled) == ({"acked": 3}, True)
+
+
+def test_a_new_epoch_may_hold_other_partitions() -> None:
+    live, lane = handled_lane(OK, OK)
+    live.topics.append(PAYMENTS.topic)
+    live.create(PAYMENTS.topic, records=1)
+    lane.arguments = type(lane.arguments)(everything=True)
+    assert (set(lane.begin_epoch(1).partitions), lane.run().offsets) == ({TP, PAYMENTS}, 3)
+
+
+def test_no_epoch_begins_before_the_one_before_it_is_settled() -> None:
+    live, lane = handled_lane(FAILS_ONCE, OK)
+    live.settings["retry"] = RETRY
+    lane.begin_epoch(1)
+    written = len(live.world.history)
+    with pytest.raises(FatalError, match=r"epoch 1 of backfill-b of lane is not settled.*--cancel b"):
+        lane.begin_epoch(2)
+    with pytest.raises(FatalError, match="has no epoch 2, so epoch 3 can't begin"):
+        lane.begin_epoch(3)
+    with pytest.raises(FatalError, match="has no epoch 0, so epoch 1 can't begin"):
+        MemoryBackfill(live, "new", "orders").begin_epoch(1)
+    assert len(live.world.history) == written
+    lane.cancel()
+    lane.begin_epoch(2)
+    assert lane.run().offsets == 2
+
+
+def test_an_open_turn_of_the_epoch_before_refuses_a_new_one() -> None:
+    """An act on a settled lane that was killed between its plan and its settlement leaves such a turn."""
+    live, lane = handled_lane(OK)
+    live.strike("plan", kill, AFTER)
+    with pytest.raises(Killed):
+        perform_action(lane.adapters(), TurnKind.PAUSE, lambda newest: dict.fromkeys(newest.partitions, 0), "no")
+    with pytest.raises(FatalError, match="is not settled"):
+        lane.begin_epoch(1)
+    lane.run()  # finishes the act
+    lane.begin_epoch(1)
+
+
+def test_of_two_processes_that_begin_an_epoch_one_stores_the_choice() -> None:
+    live, lane = handled_lane(OK, OK)
+    first: list[Settlement] = []
+    live.strike("settlement", lambda: first.append(lane.begin_epoch(1, lane.adapters("first"))), BEFORE)
+    second = lane.begin_epoch(1, lane.adapters("second"))
+    assert (second.run_id, second, lane.run().outcomes) == ("first", first[0], {"acked": 2})
+    assert (live.calls()[-2:], len(live.calls())) == ([(0, 1), (1, 1)], 6)
+
+
+def test_a_late_process_of_an_older_epoch_writes_nothing_that_counts() -> None:
+    """It has planned a turn, which an operator has closed as void, and reports when the lane is in its next epoch."""
+    _, lane = handled_lane(OK, OK, DEAD)
+    lane.begin_epoch(1)
+    late = plan_backfill(lane.adapters("late")).plan
+    assert late is not None
+    lane.cancel("too slow")
+    lane.begin_epoch(2)
+    lane.run()
+    before = lane.rows(), lane.newest(), lane.account()
+    adapters = lane.adapters("late")
+    adapters.store.store_outcomes(late.turn, [])
+    assert (lane.rows(), lane.newest(), lane.account()) == before
+
+
+@pytest.mark.parametrize("guarantee", [AT_LEAST_ONCE, AT_MOST_ONCE])
+def test_s71_killed_between_every_two_writes_of_a_new_epoch_and_resumed_it_ends_the_same(guarantee: str) -> None:
+    """At least once, the result is that of the undisturbed twin. At most once, what was handed out may be lost, and no
+    handler is called twice. The epoch before is never touched, and the resume begins no further epoch."""
+    expected, point = None, 0
+    while True:
+        live, lane = handled_lane(OK, DEAD, OK, FAILS_ONCE, guarantee=guarantee)
+        live.settings["retry"] = RETRY
+        before, calls_before, reached = lane.rows(epoch=0), len(live.calls()), list[str]()
+        try:
+            adapters = lane.adapters("victim", _killer(point, reached))
+            lane.begin_epoch(1, adapters)
+            run.run_backfill(adapters, no_session)
+        except Killed:
+            lane.account()
+        _resume(lane)
+        assert (lane.newest().turn.epoch, lane.rows(epoch=0)) == (1, before)
+        ended, calls = lane.ended(epoch=1), live.calls()[calls_before:]
+        expected = expected or ended
+        if guarantee == AT_MOST_ONCE:
+            assert len(set(calls)) == len(calls)
+            assert all(ended[offset] in (expected[offset], "lost") for offset in expected)
+        assert set(ended) == set(expected)
+        assert guarantee == AT_MOST_ONCE or ended == expected
+        if point > len(reached):
+            break
+        point += 1
+    assert point > 10
+
+
+def _killer(point: int, reached: list[str]) -> Callable[[str, str], None]:
+    """Returns a hook that kills its process at the write with this number; from 1."""
+
+    def hook(operation: str, when: str) -> None:
+        if when in (BEFORE, AFTER):
+            reached.append(f"{operation} {when}")
+            if len(reached) == point:
+                raise Killed(reached[-1])
+
+    return hook
+
+
+def _resume(lane: MemoryBackfill) -> None:
+    """What a cleared task does: begins the epoch if it has not begun, and runs the lane until it is settled."""
+    lane.begin_epoch(1)
+    for _ in range(10):
+        try:
+            if lane.run().settled:
+                return
+        except TransientError:  # at most once, another process may still report
+            pass
+        lane.live.world.now += timedelta(hours=2)
+    raise AssertionError(f"never settled: {lane.account()}")
+
+
+def test_an_epoch_begins_with_one_write() -> None:
+    live, lane = handled_lane(OK)
+    before = len(writes_of(live, lane.lane))
+    lane.begin_epoch(1)
+    [write] = writes_of(live, lane.lane)[before:]
+    assert (write.application, write.number) == ("ackline/lane/backfill-b/1/settlement", 0)

@@ -95,8 +95,7 @@ def test_s72_exactly_the_dead_ones_of_an_error_class_are_read() -> None:
     assert live.ranges(Outcome.DEAD) == [(1, 2), (2, 3), (3, 4)]
     lane = MemoryBackfill(live, "b", outcome="dead", error_class="ValueError")
     live.world.handle = lambda record: None
-    assert lane.run().outcomes == {"acked": 2}
-    assert sorted(lane.ended()) == [1, 3]
+    assert (lane.run().outcomes, sorted(lane.ended())) == ({"acked": 2}, [1, 3])
     assert live.calls()[5:] == [(1, 1), (3, 1)]
 
 
@@ -178,8 +177,7 @@ def test_retention_that_takes_the_rest_of_a_lane_settles_it() -> None:
     lane = MemoryBackfill(live, "b", "orders:0:0-1", "orders:0:2-4")
     lane.begin()
     live.log().expire(5)
-    assert lane.run().outcomes == {"expired": 3}
-    assert lane.ended() == dict.fromkeys([0, 2, 3], "expired")
+    assert (lane.run().outcomes, lane.ended()) == ({"expired": 3}, dict.fromkeys([0, 2, 3], "expired"))
 
 
 def test_only_partitions_of_the_subscription_can_be_chosen() -> None:

@@ -138,8 +138,7 @@ def test_i1_to_i12_hold_for_any_answers_and_any_kills(seed: int) -> None:
         walk.step()
     walk.finish()
     lane = walk.lane
-    assert lane.state().pending_by_kind()[PendingKind.IN_FLIGHT] == 0
-    assert lane.committed() == lane.log().end
+    assert (lane.state().pending_by_kind()[PendingKind.IN_FLIGHT], lane.committed()) == (0, lane.log().end)
     report = judge(evidence_of(lane.world, RULES if letters else WITHOUT_LETTERS), max_retries=RETRIES, settled=True)
     assert report.violations == []
     decided = [e for e in lane.world.history if isinstance(e, TableCommit) and e.application.endswith("/decisions")]

@@ -1,4 +1,4 @@
-"""A handler kills or hangs its process: the record fails, and the other records are handled (faults 11 and 12)."""
+"""A handler kills or hangs its process, or answers invalidly: its records fail, no others (faults 11 to 13)."""
 
 from collections import Counter
 from pathlib import Path
@@ -42,8 +42,7 @@ def test_a_segfault_and_a_hang_fail_their_records_and_are_tried_again(lab: MakeL
     assert lane.new_calls() == []
     lane.advance_clock(61)
     lane.run()
-    assert lane.new_calls() == [(1, 2), (3, 2), (4, 2)]
-    assert lane.committed() == 6
+    assert (lane.new_calls(), lane.committed()) == ([(1, 2), (3, 2), (4, 2)], 6)
     lane.judge(settled=True)
 
 
@@ -60,8 +59,7 @@ def test_a_pipeline_without_isolation_gets_through_by_itself(lab: MakeLab, caplo
     lane.run()
     assert "started 3 times without outcomes; a process of its own runs the handler" in caplog.text
     assert lane.rows() == sorted([*all_of("acked", [0, 1, 3, 4, 5]), Row(2, 1, "failed")])
-    assert error_classes(lane) == {(2, 1): "WorkerLost"}
-    assert lane.committed() == 2
+    assert (error_classes(lane), lane.committed()) == ({(2, 1): "WorkerLost"}, 2)
     lane.new_calls()
     lane.produce_records(2)
     lane.run()
@@ -71,8 +69,7 @@ def test_a_pipeline_without_isolation_gets_through_by_itself(lab: MakeLab, caplo
         Row(2, 1, "failed"),
         Row(2, 2, "failed"),
     ]
-    assert {row["turn"] for row in lane.table("plans")} == {1, 2}
-    assert lane.committed() == 8
+    assert ({row["turn"] for row in lane.table("plans")}, lane.committed()) == ({1, 2}, 8)
     lane.judge(settled=True)
 
 
@@ -81,8 +78,7 @@ def test_i7_under_at_most_once_nothing_is_called_twice_for_it(lab: MakeLab) -> N
     lane.produce_records(5, {1: {"kill": -1}, 3: {"kill": -1}})
     lane.run()
     assert lane.new_calls() == [(offset, 1) for offset in range(5)]
-    assert lane.outcomes() == {"acked": 3, "dropped": 2}
-    assert lane.committed() == 5
+    assert (lane.outcomes(), lane.committed()) == ({"acked": 3, "dropped": 2}, 5)
     lane.judge()
 
 
@@ -122,8 +118,7 @@ def test_i16_outputs_hold_the_rows_of_records_of_which_no_call_killed_its_proces
     lane.run()
     assert error_classes(lane) == {(1, 1): "WorkerLost", (2, 1): "Timeout", (3, 1): "Timeout", (4, 1): "WorkerLost"}
     assert output_rows(lane) == {(0, 1): 1, (5, 1): 2, (6, 1): 1}
-    assert set(Counter(lane.new_calls()).values()) == {1}
-    assert lane.pending() == [1, 2, 3, 4]
+    assert (set(Counter(lane.new_calls()).values()), lane.pending()) == ({1}, [1, 2, 3, 4])
 
 
 def test_outputs_without_steps_are_isolated_too(lab: MakeLab) -> None:
@@ -135,8 +130,7 @@ def test_outputs_without_steps_are_isolated_too(lab: MakeLab) -> None:
     )
     lane.produce({}, {"do": {"source": "segfault"}}, {})
     lane.run()
-    assert error_classes(lane) == {(1, 1): "WorkerLost"}
-    assert output_rows(lane) == {(0, 0): 1, (2, 2): 1}
+    assert (error_classes(lane), output_rows(lane)) == ({(1, 1): "WorkerLost"}, {(0, 0): 1, (2, 2): 1})
     assert lane.new_calls() == [(0, 1), (1, 1), (2, 1)]
 
 
@@ -152,8 +146,7 @@ def test_a_tree_without_isolation_gets_through_by_itself(lab: MakeLab, caplog: p
         assert (lane.table("outcomes"), lane.committed()) == ([], None)
     lane.run()
     assert "started 3 times without outcomes; a process of its own runs the handler" in caplog.text
-    assert error_classes(lane) == {(1, 1): "WorkerLost"}
-    assert lane.committed() == 1
+    assert (error_classes(lane), lane.committed()) == ({(1, 1): "WorkerLost"}, 1)
     caplog.clear()
     lane.run()
     assert "a record again that has killed or hung its process; a process of its own runs the handler" in caplog.text
@@ -162,8 +155,7 @@ def test_a_tree_without_isolation_gets_through_by_itself(lab: MakeLab, caplog: p
         Row(1, 1, "failed"),
         Row(1, 2, "failed"),
     ]
-    assert output_rows(lane) == {(0, 1): 1, (2, 1): 1}
-    assert lane.committed() == 3
+    assert (output_rows(lane), lane.committed()) == ({(0, 1): 1, (2, 1): 1}, 3)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +169,32 @@ def test_i7_under_at_most_once_no_call_of_a_step_is_made_twice(lab: MakeLab, iso
     lane = tree(lab, guarantee="at_most_once", dead_letter="none", **isolation)
     lane.produce(items("a"), items("b", "c", first="kill"), items("d", meet="segfault"), items("e", source="exit3"))
     lane.run()
-    assert lane.outcomes() == {"acked": 1, "dropped": 3}
-    assert set(Counter(lane.new_calls()).values()) == {1}
+    assert (lane.outcomes(), set(Counter(lane.new_calls()).values())) == ({"acked": 1, "dropped": 3}, {1})
     assert lane.committed() == 4
+
+
+# ---- invalid answers ------------------------------------------------------------------------------------------------
+
+
+INVALID = ["one_too_few", "one_too_many", "nulls", "foreign_offsets"]
+
+
+def test_fault_13_an_answer_that_is_not_one_outcome_a_row_acks_nothing(lab: MakeLab) -> None:
+    """Neither fresh records nor retries are acked; the handler gets all of them again once it is repaired."""
+    lane = lab(retry={"initial_delay": "0s", "period": "0s", "max_retries": len(INVALID)})
+    lane.produce_records(4)
+    lane.journalled = False
+    for handler in INVALID:
+        lane.configure(handler=f"tests.chaos.handlers:{handler}")
+        lane.run()
+        assert (lane.committed(), list(lane.outcomes())) == (0, ["failed"])
+    wanted = [Row(offset, attempt, "failed") for offset in range(4) for attempt in range(1, len(INVALID) + 1)]
+    assert lane.rows() == wanted
+    assert {row["error_class"] for row in lane.table("outcomes")} == {"InvalidOutcome"}
+    lane.judge()
+    lane.configure(handler="tests.support.journal:handle")
+    lane.run()
+    assert lane.new_calls() == [(offset, len(INVALID) + 1) for offset in range(4)]
+    assert lane.rows() == sorted([*wanted, *all_of("acked", range(4), len(INVALID) + 1)])
+    assert lane.committed() == 4
+    lane.judge(settled=True)

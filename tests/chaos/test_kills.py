@@ -1,16 +1,26 @@
-"""Each step is killed between any two of its writes, and run again (S52; faults 1, 3, 4, 23, 29, 31)."""
+"""Each step is killed between any two of its writes, and run again (S52; faults 1, 3, 4, 23, 29, 31).
 
+Its tables can't be written, or their checkpoints are torn or lost (fault 32): a run stops, or it goes on correctly.
+Under at most once (S50, fault 37) a record may be lost, and no record is handled twice (I7).
+"""
+
+import json
 import os
 import signal
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ackline.errors import AcklineError, TransientError
+from ackline.lane import claim
 from ackline.local.processes import wait_until
+from ackline.outputs.turn import publish_settled
 from tests.chaos import victims
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
-from tests.e2e.lab import Lab, Row, Value
+from tests.e2e.lab import Lab, Row, Value, all_of
 
 RECORDS: list[Value] = [{}, {"fail": -1}, {"skip": True}, {"dead": True}, None, {}]
 UNDISTURBED = [
@@ -80,8 +90,7 @@ def test_killed_at_a_write_and_run_again_the_result_is_that_of_the_twin(
     assert {row["turn"] for row in lane.table("plans")} == ({1, 2} if settled_before else {1})
     assert len(lane.table("outcomes")) == len(UNDISTURBED)
     lane.judge(settled=True)
-    assert lane.run().calls == 0
-    assert lane.rows() == UNDISTURBED
+    assert (lane.run().calls, lane.rows()) == (0, UNDISTURBED)
 
 
 def test_letters_of_a_killed_settle_are_sent_again_with_the_same_coordinates(lab: MakeLab) -> None:
@@ -115,8 +124,7 @@ def test_s52_the_driver_is_killed_in_the_middle_of_a_batch(lab: MakeLab) -> None
     assert lane.committed() is None
     lane.configure(handler="tests.support.journal:handle")
     lane.run()
-    assert [row.offset for row in lane.rows()] == list(range(40))
-    assert lane.outcomes() == {"acked": 40}
+    assert ([row.offset for row in lane.rows()], lane.outcomes()) == (list(range(40)), {"acked": 40})
     lane.judge(settled=True)
 
 
@@ -131,4 +139,169 @@ def test_data_files_that_no_log_entry_names_are_invisible(lab: MakeLab) -> None:
     lane.run()
     assert lane.outcomes() == {"acked": 7}
     assert "orphan" not in lane.ackline_process("audit", lane.name, "--json").stdout
+    lane.judge(settled=True)
+
+
+# ---- tables that can't be written, and checkpoints ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param("plan", marks=pytest.mark.deep), pytest.param("replay", marks=pytest.mark.deep), "settle"]
+)
+def test_fault_32_a_full_disk_stops_the_step_and_loses_nothing(lab: MakeLab, step: str) -> None:
+    """No file of the process may be larger than 200 bytes, so neither data files nor log entries can be written."""
+    lane = prepared(lab, step)
+    tables = {name: lane.table(name) for name in ("plans", "outcomes", "settlements")}
+    with victims.ended(victims.start(lane, step, largest=200)) as victim:
+        _, errors = victim.communicate(timeout=victims.SECONDS)
+    assert victim.returncode == 1, errors
+    assert "FatalError: the table " in errors
+    assert "\x1b" not in errors
+    assert "Traceback" not in errors
+    assert {name: lane.table(name) for name in tables} == tables
+    assert lane.committed() is None
+    lane.judge()
+    lane.run()
+    assert lane.rows() == UNDISTURBED
+    lane.judge(settled=True)
+
+
+def _error_of_run(lane: Lab) -> str:
+    """Returns the error of a run; empty if it succeeds."""
+    try:
+        lane.run()
+    except AcklineError as error:
+        return str(error)
+    return ""
+
+
+def _torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", [pytest.param(Path.unlink, marks=pytest.mark.deep), _torn], ids=["lost", "torn"])
+def test_fault_32_a_lost_or_torn_checkpoint_is_said_or_does_not_matter(
+    lab: MakeLab, damage: Callable[[Path], None]
+) -> None:
+    """Damages the newest checkpoint of each of the three tables, and a pointer to it, which only other tools write."""
+    lane = lab(retry={"initial_delay": "1h"})
+    lane.produce_records(4, {1: {"fail": 1}})
+    for _ in range(11):
+        lane.run()
+    assert (lane.new_offsets(), lane.committed(), lane.pending()) == ([0, 1, 2, 3], 1, [1])
+    for name in ("_last_checkpoint", "*.checkpoint.parquet"):
+        for table in ("plans", "outcomes", "settlements"):
+            log = Path(lane.tables, table, "_delta_log")
+            checkpoint = max(log.glob("*.checkpoint.parquet"))
+            file = checkpoint if name.startswith("*") else log / name
+            if file != checkpoint:
+                file.write_text(json.dumps({"version": int(checkpoint.name[:20]), "size": 1}))
+            whole = file.read_bytes()
+            damage(file)
+            error = _error_of_run(lane)
+            assert not error or f"the table {table} at " in error
+            assert (lane.new_offsets(), lane.committed()) == ([], 1), f"{table}/{file.name}"
+            file.unlink(missing_ok=True)
+            if file == checkpoint:
+                file.write_bytes(whole)
+    lane.advance_clock(3600)
+    lane.run()  # ends a turn that a failed run may have left open
+    lane.run()
+    assert lane.rows() == [
+        Row(0, 1, "acked"),
+        Row(1, 1, "failed"),
+        Row(1, 2, "acked"),
+        Row(2, 1, "acked"),
+        Row(3, 1, "acked"),
+    ]
+    assert lane.committed() == 4
+    lane.judge(settled=True)
+
+
+# ---- at most once ---------------------------------------------------------------------------------------------------
+
+
+GRACE = 600
+
+
+def assert_handled_once(lane: Lab) -> None:
+    """I7, by the journal of all processes."""
+    assert set(Counter(call.offset for call in lane.calls()).values()) <= {1}
+
+
+@pytest.mark.parametrize(
+    ("write", "lost"),
+    [
+        ("claim", False),
+        pytest.param("commit", False, marks=pytest.mark.deep),
+        pytest.param("start", True, marks=pytest.mark.deep),
+    ],
+)
+def test_fault_37_killed_after_the_claim_the_range_is_handled_once_or_lost(
+    lab: MakeLab, write: str, lost: bool
+) -> None:
+    """Before the start marker is stored no record is handed out, so the next run may handle the range."""
+    lane = lab(guarantee="at_most_once", lost_after=f"{GRACE}s", retry={"max_retries": 0})
+    lane.produce_records(4, {1: {"fail": -1}})
+    lane.plan()
+    victims.kill(lane, "replay", write, "after")
+    assert (lane.calls(), lane.committed()) == ([], None if write == "claim" else 4)
+    lane.judge()
+    if lost:
+        with pytest.raises(TransientError, match="handed out by another process"):
+            lane.run()
+        lane.advance_clock(GRACE)
+    lane.run()
+    assert lane.rows() == (
+        [Row(0, 0, "lost", 4)] if lost else sorted([*all_of("acked", [0, 2, 3]), Row(1, 1, "dropped")])
+    )
+    assert (lane.committed(), lane.letters()) == (4, [])
+    assert_handled_once(lane)
+    lane.judge(settled=True)
+
+
+@pytest.mark.parametrize("gone", [2, 4], ids=["in part", "whole"])
+def test_s50_a_claimed_range_that_is_gone_from_the_log_is_lost_whole_and_not_void(lab: MakeLab, gone: int) -> None:
+    """The log loses its records after the claim has moved the group: none is handed out, and none is expired."""
+    lane = lab(guarantee="at_most_once", lost_after=f"{GRACE}s")
+    lane.produce_records(4)
+    plan = lane.plan()
+    with lane.adapters() as adapters:
+        claim.claim(adapters, plan, lane.settlement(), publish_settled)
+    assert lane.committed() == 4
+    lane.expire(gone)
+    assert wire.log_start(lane.broker.bootstrap, lane.topic) == gone
+    lane.run()
+    assert (lane.rows(), lane.calls()) == ([Row(0, 0, "lost", 4)], [])
+    assert (lane.settlement().kind, lane.committed()) == ("run", 4)
+    lane.produce_records(1)
+    lane.run()
+    assert lane.rows() == [Row(0, 0, "lost", 4), Row(4, 1, "acked")]
+    lane.judge(settled=True)
+
+
+@pytest.mark.deep
+def test_fault_37_a_batch_whose_run_was_killed_is_repeated_by_no_later_run(lab: MakeLab) -> None:
+    """The group moves before the first call and never moves back; later records are handled as usual."""
+    lane = lab(guarantee="at_most_once", lost_after=f"{GRACE}s", handler="tests.chaos.handlers:slow")
+    lane.produce_records(40)
+    with victims.ended(victims.start(lane, "run")) as victim:
+        assert wait_until(lambda: len(lane.calls()) >= 3, victims.SECONDS), victim.poll()
+        assert lane.committed() == 40
+        os.killpg(victim.pid, signal.SIGKILL)
+        victim.wait(30)
+    assert 3 <= len(lane.calls()) < 40
+    lane.judge()
+    for _ in range(2):
+        with pytest.raises(TransientError):
+            lane.run()
+    lane.produce_records(2)
+    lane.advance_clock(GRACE)
+    lane.run()
+    lane.configure(handler="tests.support.journal:handle")
+    lane.run()
+    assert lane.rows() == [Row(0, 0, "lost", 40), *all_of("acked", [40, 41])]
+    offset, metadata = lane.group_commit() or (None, "{}")
+    assert (offset, json.loads(metadata).get("n")) == (42, 2)
+    assert_handled_once(lane)
     lane.judge(settled=True)

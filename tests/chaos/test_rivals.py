@@ -1,4 +1,5 @@
-"""Two runs at once, and processes that are stopped while others go on (S7, S53; faults 2, 5, 24, 25; I3, I11)."""
+"""Two runs at once, processes that are stopped while others go on, and turns that were left open (S7, S53; faults 2, 5,
+24, 25; I3, I11)."""
 
 import json
 import os
@@ -9,10 +10,13 @@ from collections.abc import Mapping
 
 import pytest
 
+from ackline.actions import actions
 from ackline.errors import AcklineError, TransientError
 from ackline.kafka.group import Group
+from ackline.lane import plans
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import Settlement, TurnKind
 from ackline.local.processes import wait_until
 from ackline.steps import plan, replay, run, settle
 from ackline.steps.replay import job_of
@@ -135,8 +139,7 @@ def test_s7_a_process_that_sleeps_through_two_turns_changes_nothing(lab: MakeLab
         assert lane.committed() == 1, "Kafka accepts the late commit, the floor of turn 1"
     lane.judge()
     lane.run()
-    assert lane.committed() == 6
-    assert lane.rows() == rows
+    assert (lane.committed(), lane.rows()) == (6, rows)
     lane.judge(settled=True)
 
 
@@ -161,9 +164,7 @@ def test_s7_a_driver_that_is_paused_and_resumed_beside_its_retry_adds_nothing(la
         errors = paused.communicate(timeout=victims.SECONDS)[1]
         assert paused.returncode == 0, errors
     assert lane.new_offsets() == list(range(1, 8)), "it goes on to the end, and its outcomes are refused"
-    assert lane.rows() == rows
-    assert len(lane.table("outcomes")) == 9
-    assert lane.run().calls == 0
+    assert (lane.rows(), len(lane.table("outcomes")), lane.run().calls) == (rows, 9, 0)
     lane.judge(settled=True)
 
 
@@ -195,6 +196,99 @@ def test_a_commit_whose_answer_is_lost_is_made_again(lab: MakeLab, monkeypatch: 
         with pytest.raises(TransientError):
             lane.run()
     offset, metadata = lane.group_commit() or (None, "{}")
-    assert (offset, json.loads(metadata).get("n")) == (3, 1)
-    assert lane.run().calls == 0
+    assert (offset, json.loads(metadata).get("n"), lane.run().calls) == (3, 1, 0)
+    lane.judge(settled=True)
+
+
+# ---- turns that were left open --------------------------------------------------------------------------------------
+
+
+WEEK = 7 * 24 * 3600
+
+
+def skip(lane: Lab, to: int) -> None:
+    """Carry out an operator action."""
+
+    def choose(newest: Settlement) -> plans.Targets:
+        return {TopicPartition(lane.topic, 0): to}
+
+    with lane.adapters() as adapters:
+        actions.perform_action(adapters, TurnKind.SKIP, choose, "poison")
+
+
+def settled_turns(lane: Lab) -> list[tuple[int, str]]:
+    """(n, kind) of each plan, in order; each has one settlement."""
+    found = turns(lane)
+    assert (found["settlements"] - found["plans"], set(found["plans"].values())) == ({(0, "genesis"): 1}, {1})
+    return sorted(found["plans"])
+
+
+def test_s53_a_plan_left_open_for_a_week_is_adopted_and_never_planned_twice(lab: MakeLab) -> None:
+    """Also where the log has more by then: the old turn is finished as it was planned, and the next one reads on."""
+    lane = lab()
+    lane.produce_records(3)
+    lane.plan()
+    lane.advance_clock(WEEK)
+    lane.produce_records(2)
+    lane.run()
+    assert lane.new_offsets() == [0, 1, 2]
+    lane.judge()
+    lane.run()
+    assert (lane.new_offsets(), settled_turns(lane)) == ([3, 4], [(1, "run"), (2, "run")])
+    lane.judge(settled=True)
+
+
+def test_s53_a_plan_left_open_for_a_week_whose_range_is_gone_is_closed_as_void(lab: MakeLab) -> None:
+    lane = lab()
+    lane.produce_records(3)
+    lane.plan()
+    lane.advance_clock(WEEK)
+    lane.expire(3)
+    lane.produce_records(1)
+    lane.run()
+    assert (lane.new_offsets(), lane.rows()) == ([3], [Row(0, 0, "expired", 3), Row(3, 1, "acked")])
+    assert sorted(row["kind"] for row in lane.table("settlements")) == ["genesis", "run", "void"]
+    lane.judge(settled=True)
+
+
+def test_s53_a_run_that_loses_its_turn_to_an_operator_action_takes_the_next(lab: MakeLab) -> None:
+    """The run is about to store its plan when an operator skips: what it would have read is not read."""
+    lane = lab(max_uncommitted=4)
+    lane.produce_records(6, {1: {"fail": -1}})
+    lane.run()
+    with victims.paused_at(lane, "plan", "plan") as sleeper:
+        skip(lane, 5)
+        status, errors = victims.wake(sleeper)
+        assert status == 0, errors
+    lane.run()
+    assert settled_turns(lane) == [(1, "run"), (2, "skip"), (3, "run")]
+    assert (lane.new_offsets(), lane.committed()) == ([0, 1, 2, 3, 5], 6)
+    lane.judge(settled=True)
+
+
+def test_s53_an_operator_action_that_was_killed_is_finished_by_the_next_run(
+    lab: MakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plan holds the whole action."""
+    lane = lab(retry={"initial_delay": "1h"})
+    lane.produce_records(3, {1: {"fail": -1}})
+    lane.run()
+
+    class Killed(BaseException):
+        """The operator's process ends."""
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(actions, "settle_turn", die)
+        with pytest.raises(Killed):
+            skip(lane, 2)
+    assert lane.committed() == 1
+    lane.judge()
+    lane.produce_records(1)
+    lane.run()
+    assert settled_turns(lane) == [(1, "run"), (2, "skip"), (3, "run")]
+    assert lane.rows() == sorted([*all_of("acked", [0, 2, 3]), Row(1, 0, "skipped", 2), Row(1, 1, "failed")])
+    assert lane.committed() == 4
     lane.judge(settled=True)

@@ -3,10 +3,9 @@
 import pytest
 
 from tests.chaos.account import Violation
-from tests.chaos.answer_mutants import ANSWER_MUTANTS
 from tests.chaos.answered_machine import AnsweredMachine
 from tests.chaos.machine import ChaosMachine
-from tests.chaos.mutants import MUTANTS, OTHERS
+from tests.chaos.mutants import ANSWER_MUTANTS, MUTANTS, OTHERS
 from tests.chaos.run import explore
 
 SEED = 20_260_301

@@ -72,8 +72,7 @@ def test_a_leader_is_killed_while_its_records_are_read_and_nothing_is_lost_or_re
     assert lane.settled().leader_epoch == 0, "the leader epoch of the plan; the new leader has the same log"
     until_done(lane)
     assert (lane.settled().leader_epoch or 0) > 0
-    assert lane.outcomes() == {"acked": 300, "failed": 2}
-    assert lane.committed() == 300
+    assert (lane.outcomes(), lane.committed()) == ({"acked": 300, "failed": 2}, 300)
     lane.judge(settled=True)
 
 
@@ -94,16 +93,13 @@ def test_s42_a_log_that_was_cut_and_grew_beyond_what_was_read_stops_the_run(brok
     with pytest.raises(TopicChanged, match=r"only what is below 5 is left.*--to 5") as refused:
         lane.run()
     assert (refused.value.topic, refused.value.partition, refused.value.offset) == (lane.topic, 0, 5)
-    assert lane.new_offsets() == list(range(10))
-    assert lane.committed() == 10
+    assert (lane.new_offsets(), lane.committed()) == (list(range(10)), 10)
 
     where = ["--topic", lane.topic, "--partition", "0", "--to", "5", "--reason", "truncated", "--yes"]
     done = lane.ackline_process("reset", lane.name, *where, "--now", lane.now.isoformat())
     assert done.returncode == 0, done.stderr
     lane.run()
-    assert lane.new_offsets() == list(range(5, 13))
-    assert lane.settlement().turn.epoch == 1
-    assert lane.committed() == 13
+    assert (lane.new_offsets(), lane.settlement().turn.epoch, lane.committed()) == (list(range(5, 13)), 1, 13)
 
 
 @pytest.mark.deep
@@ -130,11 +126,9 @@ def test_a_log_cut_under_the_reader_makes_the_turn_void_and_is_read_again(
     monkeypatch.setattr(job, "run_replay", struck)
     lane.run()
     kinds = [row["kind"] for row in lane.table("settlements")]
-    assert sorted(kinds) == ["genesis", "run", "void"]
-    assert lane.rows() == all_of("acked", range(7))
+    assert (sorted(kinds), lane.rows()) == (["genesis", "run", "void"], all_of("acked", range(7)))
     assert (lane.settled().leader_epoch or 0) > 0
-    assert lane.new_offsets() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
-    assert lane.committed() == 7
+    assert (lane.new_offsets(), lane.committed()) == ([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6], 7)
 
 
 @pytest.mark.deep

@@ -43,8 +43,7 @@ def test_a_letter_that_is_sent_again_by_a_later_turn_has_the_time_of_its_failure
     lane.run()
     first, second = [dict(letter.headers) for letter in lane.letters()]
     assert first.pop("ackline.turn") != second.pop("ackline.turn")
-    assert first == second
-    assert first["ackline.failed_at"] == "2026-03-01T12:00:00.000+00:00"
+    assert (first, first["ackline.failed_at"]) == (second, "2026-03-01T12:00:00.000+00:00")
     assert "ackline.error_message" not in first, "a world keeps no messages"
 
 

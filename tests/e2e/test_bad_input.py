@@ -1,7 +1,7 @@
 """Bad input of the command: each is refused with one error that names the file, key, record or table.
 
 The status is 2 if the user has to change something, and 1 if a table or the broker has failed. There is no traceback,
-and nothing is lost. tests/pipeline/test_pipeline_refusals.py lists what a pipeline file may not hold, and
+and nothing is lost. tests/pipeline/test_refusals.py lists what a pipeline file may not hold, and
 tests/test_handler.py what is not a handler; here is how the command reports it.
 """
 

@@ -1,13 +1,17 @@
-"""What a turn reads of the ack topic, and when it refuses the topic. On tables and a broker in memory."""
+"""What a turn reads of the ack topic, when it refuses the topic, and what is done without it. In memory."""
 
 import pytest
 
+from ackline.actions.void import open_turn, void_open_turn
 from ackline.errors import ConfigError
 from ackline.in_flight.ack_topic import send_answer
+from ackline.ledger.answers import AckPosition
+from ackline.ledger.fold import PendingKind
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.tokens import parse_token
+from ackline.ledger.turns import TurnKind
 from ackline.pipeline.warnings import TopicPolicy
-from tests.support.memory_lane import ACKS, DEAD, NOON, WAITS, AnsweredLane, MemoryBackfill, in_flight
+from tests.support.memory_lane import ACKS, DEAD, NOON, OK, TP, WAITS, AnsweredLane, MemoryBackfill, in_flight
 
 
 def test_i11_a_repeated_settle_takes_the_end_of_the_answers_from_the_stored_decisions() -> None:
@@ -116,8 +120,7 @@ def test_an_open_transaction_in_the_ack_topic_hides_answers_so_nothing_times_out
     ]
     assert (lane.floor(), in_flight(lane), lane.answered()) == (1, 1, {"acked": 1})
     lane.log(ACKS).end_transaction(commit=False)
-    assert lane.at(12).run().warnings == []
-    assert (lane.floor(), lane.answered()) == (2, {"acked": 2})
+    assert (lane.at(12).run().warnings, lane.floor(), lane.answered()) == ([], 2, {"acked": 2})
 
 
 def test_an_answer_that_comes_after_the_range_was_determined_is_not_overtaken_by_its_deadline() -> None:
@@ -193,3 +196,153 @@ def test_an_answer_is_not_sent_to_a_topic_that_the_lane_does_not_read(is_open: b
     assert lane.log(TopicPartition("others", 0)).end == 0
     lane.settings["ack_topic"] = "acks"
     assert send_answer(lane.adapters(), [token], "ack") == "acks"
+
+
+# ---- the topic is deleted for good ----------------------------------------------------------------------------------
+
+
+RESET = "take `ack_topic` out of the file and begin a new epoch with `ackline reset lane --to floor"
+
+
+def without_ack_topic(lane: AnsweredLane) -> None:
+    del lane.settings["ack_topic"], lane.settings["in_flight"]
+    lane.world.handle = lambda record: None
+
+
+def test_a_run_names_the_reset_that_goes_on_without_the_ack_topic() -> None:
+    lane = AnsweredLane(WAITS, OK).after_run()
+    lane.world.delete_topic("acks")
+    lane.run_fails(ConfigError, RESET)
+    without_ack_topic(lane)
+    lane.run_fails(ConfigError, "begin a new epoch with `ackline reset lane --to floor")
+    lane.perform(TurnKind.RESET, {TP: lane.floor()})
+    lane.run()
+    assert (lane.floor(), lane.committed()) == (2, 2)
+
+
+def test_a_skip_of_what_is_in_flight_needs_no_ack_topic() -> None:
+    lane = AnsweredLane(WAITS).after_run()
+    lane.world.delete_topic("acks")
+    lane.perform(TurnKind.SKIP, {TP: 1})
+    assert lane.floor() == 1
+
+
+def test_a_settle_names_the_void_that_closes_its_turn_and_the_reset_goes_on() -> None:
+    lane = AnsweredLane(WAITS).after_replay()
+    lane.world.delete_topic("acks")
+    with pytest.raises(ConfigError, match=r"does not exist any more.*close it with `ackline void lane --reason"):
+        lane.settle()
+    adapters = lane.adapters()
+    void_open_turn(adapters, open_turn(adapters).plan.turn, "the ack topic is gone")
+    without_ack_topic(lane)
+    lane.run()
+    assert lane.floor() == 1
+
+
+def test_a_cancel_names_the_void_of_its_lane_and_then_works() -> None:
+    live = AnsweredLane(WAITS, WAITS)
+    lane = MemoryBackfill(live, "b", "orders")
+    lane.begin()
+    killed = lane.adapters(hook=die_at_decisions)
+    with pytest.raises(Killed):
+        lane.run(killed)
+    live.world.delete_topic("acks")
+    with pytest.raises(ConfigError, match="close it with `ackline void lane --lane backfill-b --reason"):
+        lane.cancel()
+    adapters = lane.adapters()
+    void_open_turn(adapters, open_turn(adapters).plan.turn, "the ack topic is gone")
+    assert lane.cancel().outcomes == {"skipped": 2}
+
+
+def test_a_run_of_a_backfill_names_its_cancel_which_works() -> None:
+    live = AnsweredLane(WAITS, WAITS)
+    lane = MemoryBackfill(live, "b", "orders")
+    assert lane.run().pending[PendingKind.IN_FLIGHT] == 2
+    live.world.delete_topic("acks")
+    with pytest.raises(ConfigError, match="end the backfill with `ackline backfill lane --cancel b`"):
+        lane.run()
+    assert lane.cancel().outcomes == {"skipped": 2}
+
+
+class Killed(BaseException):
+    """Ends a process."""
+
+
+def die_at_decisions(operation: str, when: str) -> None:
+    if (operation, when) == ("decisions", "before"):
+        raise Killed
+
+
+# ---- answers that are lost or can't be shown ------------------------------------------------------------------------
+
+
+ACKS1 = TopicPartition("acks", 1)
+
+
+def test_a_truncated_ack_log_that_has_grown_past_the_position_is_read_from_where_it_was_cut() -> None:
+    lane = AnsweredLane(WAITS, WAITS).after_run()
+    for _ in range(3):
+        lane.answer_with("of another", "ack")
+    lane.run()
+    assert lane.next_answer() == 3
+    lane.log(ACKS).elect(1)
+    lane.answer(0)
+    for _ in range(3):
+        lane.answer_with("of another", "ack")
+    ran = lane.at(11).run()
+    assert ran.warnings == ["answers of the ack topic acks[0] from 1 on are lost: its log was truncated from 3"]
+    assert (lane.outcomes()[1], lane.next_answer(), lane.run().warnings) == ((0, 1, "acked"), 5, [])
+
+
+def test_a_new_leader_of_the_ack_topic_with_the_whole_log_is_no_loss() -> None:
+    lane = AnsweredLane(WAITS)
+    lane.answer_with("of another", "ack")
+    lane.run()
+    lane.log(ACKS).elect()
+    lane.answer(0)
+    assert (lane.run().warnings, lane.floor(), lane.answered()) == ([], 1, {"acked": 1})
+
+
+def test_a_position_of_an_earlier_version_has_no_leader_epochs() -> None:
+    stored = AckPosition("acks", "id", {0: 3}, {0: 2}).as_json()
+    assert AckPosition.of_json(stored).leader_epochs == {0: 2}
+    del stored["leader_epochs"]
+    assert AckPosition.of_json(stored) == AckPosition("acks", "id", {0: 3})
+
+
+def test_answers_that_retention_takes_before_they_are_read_are_named_with_their_range() -> None:
+    lane = AnsweredLane(WAITS).after_run()
+    lane.answer(0, times=3)
+    lane.at(11).strike("fetch", lambda: lane.log(ACKS).expire(2))
+    ran = lane.run()
+    assert ran.warnings == ["answers [0, 2) of the ack topic acks[0] are lost: retention took them"]
+    assert (lane.floor(), lane.answered()) == (1, {"acked": 1})
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_beside_an_ack_partition_without_a_leader_answers_count_and_nothing_times_out(isolation: str) -> None:
+    lane = AnsweredLane(WAITS, WAITS, kafka={"isolation": isolation})
+    lane.create("acks", 2)
+    lane.run()
+    lane.log(ACKS1).append(b"ack", lane.world.now, key=lane.tokens[1, 1].encode())
+    lane.log(ACKS1).has_leader = False
+    lane.answer(0)
+    ran = lane.at(11).run()
+    assert ran.warnings == [
+        "the ack topic acks[1] has no leader, so its answers can't be read yet: nothing times out in this turn"
+    ]
+    assert (lane.floor(), in_flight(lane), lane.answered()) == (1, 1, {"acked": 1})
+    lane.log(ACKS1).has_leader = True
+    assert (lane.at(12).run().warnings, lane.floor(), lane.answered()) == ([], 2, {"acked": 2})
+
+
+def test_a_lane_begins_beside_an_ack_partition_without_a_leader_and_reads_it_from_its_start_later() -> None:
+    lane = AnsweredLane(WAITS)
+    lane.create("acks", 2)
+    lane.log(ACKS1).append(b"ack", lane.world.now, key=b"of another")
+    lane.log(ACKS1).has_leader = False
+    lane.run()
+    lane.log(ACKS1).append(b"ack", lane.world.now, key=lane.tokens[0, 1].encode())
+    lane.log(ACKS1).has_leader = True
+    lane.at(11).run()
+    assert (lane.floor(), lane.answered()) == (1, {"acked": 1, "malformed": 1})

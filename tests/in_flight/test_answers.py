@@ -1,19 +1,26 @@
 """Which answer for a record in flight counts, and when an attempt times out. On tables and a broker in memory."""
 
 import base64
+import tracemalloc
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from ackline.in_flight import decide
+from ackline.in_flight.ack_topic import range_to_read
+from ackline.in_flight.decide import decide_answers
 from ackline.ledger.answers import Answer, parse_answer
-from ackline.ledger.fold import PendingKind
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import ErrorClass, Outcome
+from ackline.ledger.pending import PendingKind, PendingRuns, PendingState, microseconds
 from ackline.ledger.tokens import parse_token
 from ackline.steps.replay import job_of
-from tests.support.memory_lane import NOON, OK, TP, WAITS, AnsweredLane, in_flight
+from ackline.tables.rows import decision_rows
+from tests.support.memory_lane import NOON, OK, TP, WAITS, AnsweredLane, MemoryBackfill, in_flight
 
 
 def test_s64_an_answer_before_the_outcomes_are_stored_counts() -> None:
@@ -158,8 +165,7 @@ def test_i6_the_letter_of_an_attempt_that_an_answer_fails_is_sent_by_the_next_tu
     lane.run()
     (letter,) = lane.letters()
     assert letter.headers["ackline.error_class"] == "AckFailed"
-    assert letter.headers["ackline.error_message"] == "broken"
-    assert lane.floor() == 1
+    assert (letter.headers["ackline.error_message"], lane.floor()) == ("broken", 1)
 
 
 @pytest.mark.parametrize(("answer", "error_class"), [("fail", ErrorClass.ACK_FAILED), (None, ErrorClass.ACK_TIMEOUT)])
@@ -187,8 +193,7 @@ def test_without_a_dead_letter_topic_an_answer_in_the_turn_of_the_only_attempt_m
     lane = AnsweredLane(WAITS, dead_letter="none", retry={"max_retries": 0})
     lane.early = lambda record: lane.answer(record.offset, "fail")
     lane.run()
-    assert lane.outcomes() == [(0, 0, "dead"), (0, 1, "in_flight"), (0, 1, "failed")]
-    assert lane.committed() == 1
+    assert (lane.outcomes(), lane.committed()) == ([(0, 0, "dead"), (0, 1, "in_flight"), (0, 1, "failed")], 1)
 
 
 @pytest.mark.parametrize(("when", "outcome"), [("before", "acked"), ("after", "dead")])
@@ -224,8 +229,7 @@ def test_s69_a_run_killed_at_any_write_leaves_one_outcome_a_record(operation: st
     lane.answer(1, attempt=max(attempt for offset, attempt in lane.tokens if offset == 1))
     lane.run()
     terminal = [(offset, outcome) for offset, _, outcome in lane.outcomes() if outcome not in ("in_flight", "failed")]
-    assert terminal == [(0, "acked"), (1, "acked"), (2, "acked")]
-    assert (lane.floor(), lane.committed()) == (3, 3)
+    assert (terminal, lane.floor(), lane.committed()) == ([(0, "acked"), (1, "acked"), (2, "acked")], 3, 3)
 
 
 def test_a_key_behind_a_new_one_still_verifies_its_tokens_and_a_removed_one_does_not() -> None:
@@ -271,3 +275,56 @@ def test_a_token_is_signed_with_the_topic_id_of_its_partition_beside_a_parked_on
     token = parse_token(signer.token(*TP, 0, 1))
     assert token is not None
     assert token.is_signed(adapters.token_keys or (), adapters.store.ledger_id(), plan.partitions[TP].topic_id)
+
+
+# ---- many records ---------------------------------------------------------------------------------------------------
+
+
+RECORDS = 40_000
+LIMIT = 300
+"""Bytes of memory for each record, the Arrow table that is written included: with an object a row it was 1,150."""
+
+
+def test_many_timeouts_take_less_than_300_bytes_each() -> None:
+    lane = AnsweredLane()
+    plan = lane.plan()
+    adapters, before = lane.at(3600).adapters(), lane.newest()
+    starts = np.arange(RECORDS)
+    waiting = PendingState(PendingKind.IN_FLIGHT, 1, None)
+    dues = microseconds(NOON + timedelta(seconds=10)) + starts * 1000  # each record was handled at a time of its own
+    runs = PendingRuns(starts, starts + 1, np.zeros(RECORDS, np.int32), dues, [waiting])
+    states = {TP: replace(before.partitions[TP].state, complete_to=RECORDS, pending=runs)}
+    assert plan.ack_position is not None
+    wanted = range_to_read(adapters, plan.ack_position)
+    arrow = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        rows, report = decide_answers(adapters, plan, before, wanted, states)
+        table = decision_rows(plan.turn, NOON.date(), "run", rows)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (table.num_rows, report.counts) == (RECORDS, {"timed_out": RECORDS})
+    assert (peak + pa.total_allocated_bytes() - arrow) / RECORDS < LIMIT
+
+
+TURNS = 20
+
+
+def test_a_run_of_a_backfill_ends_while_answers_for_others_keep_coming() -> None:
+    live = AnsweredLane(WAITS, WAITS)
+    lane = MemoryBackfill(live, "b", "orders")
+    lane.run()
+    live.answer_with("for another lane", "ack")
+    turns = count()
+
+    def hook(operation: str, when: str) -> None:
+        if (operation, when) == ("settlement", "after"):
+            live.answer_with("for another lane", "ack")
+            assert next(turns) < TURNS, "the run does not end"
+
+    account = lane.run(lane.adapters(hook=hook))
+    assert (account.pending["in_flight"], next(turns)) == (2, 1)
+    live.answer(0)
+    account = lane.run(lane.adapters(hook=hook))
+    assert (account.pending["in_flight"], account.outcomes) == (1, {"acked": 1})

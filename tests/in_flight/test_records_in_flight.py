@@ -1,12 +1,16 @@
-"""What records in flight do to the floor, operator actions, backfills and limits. On tables and a broker in memory."""
+"""What records in flight do to the floor, operator actions, adoptions, backfills and limits. In memory."""
 
 from datetime import timedelta
 
 import pytest
 
 from ackline import InFlight, Record
-from ackline.errors import RetentionPassed, TooFarBehind
+from ackline.actions.adopt_ledger import OutstandingTokens, adopt_ledger, prepare_adoption
+from ackline.actions.report import adoption_object, adoption_text
+from ackline.errors import RetentionPassed, TooFarBehind, TooManyFailures
 from ackline.ledger.answers import SKIPPED_IN_TREE
+from ackline.ledger.commit_rule import CommitMetadata
+from ackline.ledger.fold import PendingKind
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.planning import IN_FLIGHT, IN_FLIGHT_FULL
@@ -19,8 +23,7 @@ def test_a_record_in_flight_holds_the_floor_until_it_is_acked() -> None:
     lane = AnsweredLane(OK, WAITS, OK).after_run()
     assert (lane.floor(), lane.committed(), lane.state().next_due) == (1, 1, NOON + timedelta(seconds=10))
     lane.at(5).run()
-    assert (lane.floor(), lane.offsets()) == (1, [0, 1, 2])
-    assert lane.newest().turn.n == 2
+    assert (lane.floor(), lane.offsets(), lane.newest().turn.n) == (1, [0, 1, 2], 2)
     lane.answer(1)
     lane.at(9).run()
     assert (lane.floor(), lane.committed(), lane.state().next_due) == (3, 3, None)
@@ -86,8 +89,7 @@ def test_a_void_turn_gives_its_answers_back_and_its_tokens_are_stale() -> None:
     lane = AnsweredLane(WAITS, breaker={"failure_ratio": 0.5, "min_records": 2}).after_run()
     lane.produce(WAITS, b'{"fail": 1}', b'{"fail": 1}', b'{"fail": 1}')
     lane.answer(0)
-    with pytest.raises(Exception, match="too many failures"):
-        lane.run()
+    lane.run_fails(TooManyFailures, "too many failures")
     void = lane.tokens[1, 1]
     assert (lane.next_answer(), in_flight(lane)) == (0, 1)
     lane.settings.pop("breaker")
@@ -106,8 +108,7 @@ def test_a_backfill_lane_reads_its_own_answers_and_leaves_those_of_the_live_lane
     live.answer_with(of_live[0, 1], "ack")
     live.answer(1)
     account = lane.run()
-    assert (account.pending["in_flight"], account.outcomes) == (1, {"acked": 1})
-    assert live.floor() == 0
+    assert (account.pending["in_flight"], account.outcomes, live.floor()) == (1, {"acked": 1}, 0)
     live.run()
     assert live.floor() == 1
     live.at(11)
@@ -121,8 +122,7 @@ def test_a_cancelled_backfill_ends_what_is_in_flight() -> None:
     live = AnsweredLane(WAITS)
     lane = MemoryBackfill(live, "b", "orders")
     lane.run()
-    assert lane.cancel().outcomes == {"skipped": 1}
-    assert lane.ended() == {0: "skipped"}
+    assert (lane.cancel().outcomes, lane.ended()) == ({"skipped": 1}, {0: "skipped"})
 
 
 def test_a_record_in_flight_that_retention_took_counts_as_expired_only_once_it_is_to_be_retried() -> None:
@@ -192,3 +192,86 @@ def test_an_ack_of_a_record_with_a_skipped_tree_skips_it_and_a_renewal_keeps_tha
         if row.outcome is Outcome.SKIPPED
     ]  # fmt: skip
     assert (skipped.error_class, skipped.reason) == ("Skip", SKIPPED_IN_TREE)
+
+
+# ---- adopting a ledger ----------------------------------------------------------------------------------------------
+
+
+def copied(lane: AnsweredLane) -> AnsweredLane:
+    """The lane, whose group a newer copy of its ledger has committed."""
+    lane.run()
+    lane.move_group(TP, 0, CommitMetadata(lane.adapters().store.ledger_id(), "lane", 0, 9).encode())
+    return lane
+
+
+def test_adopting_an_older_copy_names_the_records_whose_tokens_count_no_more_and_they_are_tried_again() -> None:
+    lane = copied(AnsweredLane(WAITS, WAITS))
+    shown = prepare_adoption(lane.adapters(), "restored")
+    assert shown.outstanding == OutstandingTokens(2, 0)
+    text = adoption_text(shown, done=False)
+    assert "Records in flight whose tokens count no more: 2. " in text
+    assert "They time out and are tried again, each under a new token." in text
+    done = adopt_ledger(lane.adapters(), "restored")
+    assert adoption_object(lane.adapters(), done, "restored", dry_run=False).unsigned_tokens == 2
+    lane.answer(0)
+    assert lane.at(11).run().answers == {"unsigned": 1, "timed_out": 2}
+    lane.run()
+    assert lane.calls()[2:] == [(0, 2), (1, 2)]
+    lane.answer(0, attempt=2)
+    lane.answer(1, attempt=2)
+    lane.run()
+    assert lane.floor() == 2
+
+
+def test_adopting_an_older_copy_names_the_records_without_a_timeout_which_stay_in_flight() -> None:
+    lane = copied(AnsweredLane(WAITS, WAITS, timeout="none"))
+    shown = prepare_adoption(lane.adapters(), "restored")
+    assert shown.outstanding == OutstandingTokens(2, 2)
+    assert "2 of them have no timeout and stay in flight: end them with `ackline skip`" in adoption_text(shown, True)
+    adopt_ledger(lane.adapters(), "restored")
+    lane.answer(0)
+    lane.at(10**6).run()
+    assert lane.state().pending_by_kind()[PendingKind.IN_FLIGHT] == 2
+
+
+def test_a_ledger_that_returns_over_commits_of_another_one_keeps_its_tokens() -> None:
+    lane = AnsweredLane(WAITS).after_run()
+    lane.move_group(TP, 0, CommitMetadata("another", "lane", 0, 9).encode())
+    assert prepare_adoption(lane.adapters(), "back").outstanding == OutstandingTokens(0, 0)
+    adopt_ledger(lane.adapters(), "back")
+    lane.answer(0)
+    lane.run()
+    assert lane.floor() == 1
+
+
+def test_a_new_ledger_ignores_the_tokens_of_the_lost_one_and_reads_their_records_again() -> None:
+    lane = AnsweredLane(WAITS)
+    lane.world.new_id("of another ledger")
+    lane.run()
+    lost = lane.tokens[0, 1]
+    metadata = CommitMetadata("lost", "lane", 0, 9).encode()
+    lane = AnsweredLane(WAITS)
+    lane.move_group(TP, 0, metadata)
+    shown = prepare_adoption(lane.adapters(), "lost")
+    assert shown.outstanding == OutstandingTokens(None, 0)
+    assert "Tokens of records in flight that the other ledger has handed out count no more" in adoption_text(
+        shown, True
+    )
+    adopt_ledger(lane.adapters(), "lost")
+    lane.run()
+    lane.answer_with(lost, "ack")
+    lane.answer(0)
+    assert lane.run().answers == {"unsigned": 1, "acked": 1}
+
+
+def test_a_pipeline_without_an_ack_topic_has_no_outstanding_tokens() -> None:
+    lane = AnsweredLane(WAITS)
+    del lane.settings["ack_topic"], lane.settings["in_flight"]
+    lane.world.handle = hand_on_nothing
+    lane.move_group(TP, 0, CommitMetadata("lost", "lane", 0, 9).encode())
+    shown = prepare_adoption(lane.adapters(), "lost")
+    assert (shown.outstanding, "Tokens" in adoption_text(shown, True)) == (OutstandingTokens(0, 0), False)
+
+
+def hand_on_nothing(_: Record) -> InFlight | None:
+    return None

@@ -181,8 +181,7 @@ def test_a_driver_of_airflow_refuses_instead_of_waiting(file: LeaseFile) -> None
 def test_a_task_of_airflow_sees_within_a_minute_whether_the_holder_lives(file: LeaseFile) -> None:
     lease = held_by_another(file)
     waits = Waits(at_20=lambda: file.write(lease.renewed().encode()))
-    assert leases(file, waits).living_holder(TURN) == lease.renewed()
-    assert waits.seconds == 20
+    assert (leases(file, waits).living_holder(TURN), waits.seconds) == (lease.renewed(), 20)
     assert leases(file, waits).living_holder(TURN) is None
     assert waits.seconds == 20 + GIVEN_UP
     assert file.read() is None
@@ -267,8 +266,7 @@ def test_replay_calls_no_handler_for_a_turn_that_another_run_has_replayed_meanwh
 
     waits = Waits(at_10=other_run_ends)
     replayed = lane.replay(lane.adapters(run_id="second", lease=leases(file, waits)))
-    assert (replayed.calls, waits.seconds) == (0, 10)
-    assert len(lane.calls()) == 2
+    assert (replayed.calls, waits.seconds, len(lane.calls())) == (0, 10, 2)
     lane.settle()
 
 

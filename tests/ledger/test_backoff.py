@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackline.ledger.backoff import FOREVER, RetryPolicy, parse_duration
-from tests.ledger.naive_ledger import naive_delay
+from tests.ledger.pure_lane import naive_delay
 from tests.ledger.strategies import NOON, REPEATABLE, policies
 
 

@@ -37,9 +37,7 @@ def retry(start: int, end: int, attempts: int = 1, due: float = 0) -> ValuedRang
 def test_s1_a_proved_gap_does_not_hold_the_floor_a_failed_record_does() -> None:
     lane = PureLane.of(7)
     lane.gaps = {(FIRST, 3), (FIRST, 4)}
-    assert lane.poll(fails(5)).offsets == [0, 1, 2, 5, 6]
-    assert lane.floor == 5
-    assert lane.poll().offsets == [5]
+    assert (lane.poll(fails(5)).offsets, lane.floor, lane.poll().offsets) == ([0, 1, 2, 5, 6], 5, [5])
     assert lane.floor == 7
 
 
@@ -88,16 +86,13 @@ def test_s10_a_second_failure_half_a_second_later_is_due_half_a_second_later() -
 def test_s13_max_retries_3_ends_after_the_fourth_attempt_and_the_floor_passes() -> None:
     lane = PureLane.of(2, RetryPolicy(period=timedelta(0), max_retries=3))
     attempts = [call.attempt for _ in range(6) for call in lane.poll(fails(0)).calls if call.offset == 0]
-    assert attempts == [1, 2, 3, 4]
-    assert lane.dead == [(FIRST, 0)]
-    assert lane.floor == 2
+    assert (attempts, lane.dead, lane.floor) == ([1, 2, 3, 4], [(FIRST, 0)], 2)
 
 
 def test_s13_max_retries_0_is_four_dead_letters_and_floor_4() -> None:
     lane = PureLane.of(4, NEVER)
     lane.poll(fails(0, 1, 2, 3))
-    assert lane.dead == [(FIRST, 0), (FIRST, 1), (FIRST, 2), (FIRST, 3)]
-    assert lane.floor == 4
+    assert (lane.dead, lane.floor) == ([(FIRST, 0), (FIRST, 1), (FIRST, 2), (FIRST, 3)], 4)
     assert lane.poll().calls == []
 
 
@@ -108,19 +103,15 @@ def test_s13_a_dead_letter_that_is_not_confirmed_holds_the_floor_and_is_not_hand
     assert lane.states[FIRST].pending_by_kind() == {
         PendingKind.RETRY: 0, PendingKind.DEAD_LETTER: 1, PendingKind.IN_FLIGHT: 0,
     }  # fmt: skip
-    assert lane.poll().calls == []
-    assert lane.floor == 1
+    assert (lane.poll().calls, lane.floor) == ([], 1)
     lane.confirms = True
-    assert lane.poll().calls == []
-    assert (lane.floor, lane.dead) == (4, [(FIRST, 1)])
+    assert (lane.poll().calls, lane.floor, lane.dead) == ([], 4, [(FIRST, 1)])
 
 
 def test_s14_only_the_failed_record_is_handled_again_and_then_nothing() -> None:
     lane = PureLane.of(20)
-    assert lane.poll(fails(0)).offsets == list(range(20))
-    assert lane.poll().calls == [Call(FIRST, 0, 2)]
-    assert lane.floor == 20
-    assert lane.poll().calls == []
+    assert (lane.poll(fails(0)).offsets, lane.poll().calls) == (list(range(20)), [Call(FIRST, 0, 2)])
+    assert (lane.floor, lane.poll().calls) == (20, [])
 
 
 def test_s15_runs_of_ten_handle_the_eleventh_record_exactly_once() -> None:
@@ -131,8 +122,7 @@ def test_s15_runs_of_ten_handle_the_eleventh_record_exactly_once() -> None:
     handled += lane.poll().offsets
     assert lane.floor >= 10
     handled += lane.poll().offsets
-    assert sorted(handled) == [0, 0, *range(1, 11)]
-    assert lane.floor == 11
+    assert (sorted(handled), lane.floor) == ([0, 0, *range(1, 11)], 11)
 
 
 def test_s16_the_next_due_run_handles_exactly_what_failed() -> None:
@@ -141,14 +131,12 @@ def test_s16_the_next_due_run_handles_exactly_what_failed() -> None:
     lane.wait(59)
     assert lane.poll().calls == []
     lane.wait(1)
-    assert lane.poll().offsets == [2, 3, 5]
-    assert lane.floor == 10
+    assert (lane.poll().offsets, lane.floor) == ([2, 3, 5], 10)
 
 
 def test_s17_a_failure_stops_the_commit_not_the_run() -> None:
     lane = PureLane.of(10)
-    assert lane.poll(fails(1)).offsets == list(range(10))
-    assert lane.floor == 1
+    assert (lane.poll(fails(1)).offsets, lane.floor) == (list(range(10)), 1)
     lane.poll()
     assert lane.floor == 10
 
@@ -162,8 +150,7 @@ def test_s18_only_what_is_due_is_read() -> None:
     lane.now = after(60)
     assert lane.poll().offsets == [0]
     lane.now = after(70)
-    assert lane.poll().offsets == [1]
-    assert lane.floor == 2
+    assert (lane.poll().offsets, lane.floor) == ([1], 2)
 
 
 def test_s19_retries_come_by_offset_within_a_partition_whatever_their_due_times() -> None:
@@ -189,8 +176,7 @@ def test_s40_compaction_of_a_pending_offset_leaves_its_neighbours_as_they_were()
     assert [(pending.start, pending.end) for pending in lane.states[FIRST].pending] == [(1, 2), (3, 4)]
     lane.gaps |= {(FIRST, 1), (FIRST, 3)}
     lane.wait(10_000)
-    assert lane.poll().calls == []
-    assert lane.floor == 5
+    assert (lane.poll().calls, lane.floor) == ([], 5)
 
 
 def test_s41_retention_of_pending_offsets_is_expired_and_the_floor_goes_on() -> None:
@@ -201,8 +187,7 @@ def test_s41_retention_of_pending_offsets_is_expired_and_the_floor_goes_on() -> 
     lane.wait(60)
     poll = lane.poll()
     assert [r.offset for r in poll.rows[FIRST] if r.outcome is Outcome.EXPIRED] == [0, 1, 2, 3, 4]
-    assert poll.offsets == [5]
-    assert lane.floor == 6
+    assert (poll.offsets, lane.floor) == ([5], 6)
 
 
 def test_s41_retention_past_complete_to_is_recorded_as_a_range() -> None:
@@ -212,8 +197,7 @@ def test_s41_retention_past_complete_to_is_recorded_as_a_range() -> None:
     lane.expire(12)
     poll = lane.poll()
     assert [(r.offset, r.end) for r in poll.rows[FIRST] if r.outcome is Outcome.EXPIRED] == [(5, 12)]
-    assert poll.offsets == list(range(12, 20))
-    assert lane.floor == 20
+    assert (poll.offsets, lane.floor) == (list(range(12, 20)), 20)
 
 
 def test_a_decision_of_a_range_settles_the_pending_and_fresh_offsets_in_it_and_no_others() -> None:

@@ -21,8 +21,7 @@ from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, Value
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.pending import PendingRuns
 from ackline.ledger.planning import Limits
-from tests.ledger.naive_ledger import NaiveLedger
-from tests.ledger.pure_lane import Call, Handle, Poll, PureLane, acks
+from tests.ledger.pure_lane import Call, Handle, NaiveLedger, Poll, PureLane, acks
 from tests.ledger.strategies import REPEATABLE, after, by_offset, policies
 
 RESULTS = [Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED, "dead"]
@@ -165,8 +164,7 @@ def test_columns_of_rows_and_of_pending_runs_are_the_same_values(turn: Turn) -> 
     runs = tuple(pending)
     assert list(columns) == [row._replace(reason=None) for row in turn.rows]
     halves = [columns[: len(columns) // 2], list(columns[len(columns) // 2 :])]
-    assert OutcomeColumns.concat(halves) == columns
-    assert PendingRuns.of(runs) == pending
+    assert (OutcomeColumns.concat(halves), PendingRuns.of(runs)) == (columns, pending)
     assert pending == runs
     assert tuple(pending[index] for index in range(-len(pending), 0)) == runs
     by_columns = fold(PartitionState(turn.before.complete_to, runs), turn.fresh, turn.retries, columns, turn.policy)

@@ -39,8 +39,7 @@ def retry(start: int, end: int, seconds: int) -> ValuedRange[Pending]:
 
 def test_totals_are_those_before_plus_what_the_turn_adds() -> None:
     first = totals_after(None, {"acked": 5, "failed": 2}, 0)
-    assert list(first) == list(TOTALS)
-    assert first == dict.fromkeys(TOTALS, 0) | {"acked": 5, "failed": 2}
+    assert (list(first), first) == (list(TOTALS), dict.fromkeys(TOTALS, 0) | {"acked": 5, "failed": 2})
     assert totals_after(first, {"acked": 1, "dead": 1}, 2) == first | {"acked": 6, "dead": 1, "retries": 2}
     assert totals_after(first, {}, 0) == first
     assert totals_after({"acked": 5}, {"lost": 1}, 0)["lost"] == 1, "a stored total may lack a key"
@@ -49,8 +48,7 @@ def test_totals_are_those_before_plus_what_the_turn_adds() -> None:
 def test_a_retry_counts_as_due_from_its_due_time_on() -> None:
     letter = ValuedRange(9, 10, Pending(PendingKind.DEAD_LETTER, 2, None, None))
     state = PartitionState(20, (retry(2, 5, 0), retry(7, 8, 1), letter))
-    assert due_retries(state, NOON) == 3
-    assert due_retries(state, NOON + timedelta(seconds=1)) == 4
+    assert (due_retries(state, NOON), due_retries(state, NOON + timedelta(seconds=1))) == (3, 4)
     assert (oldest_pending(state), oldest_pending(PartitionState(20))) == (2, None)
 
 
@@ -135,8 +133,7 @@ def test_the_figures_of_turns_are_added_up_for_the_steps_of_the_file() -> None:
     first = figures(source=(3, 9, 2, 1, 4), price=(9, 0, 8, 1, 6), gone=(1, 1, 1, 1, 1))
     second = figures(source=(1, 3, 1, 0, 2), price=(3, 0, 3, 0, 8))
     total = figures_over([first.encode(), None, second.encode()], ["price", "new"])
-    assert list(total.steps) == ["source", "price", "new"]
-    assert total.turns == 2
+    assert (list(total.steps), total.turns) == (["source", "price", "new"], 2)
     assert steps_json(total) == {
         "steps": [
             {"step": "source", "executed": 4, "emitted": 12, "acked": 3, "failed": 1, "execute_ms": times(3.0, 4.0)},

@@ -100,8 +100,7 @@ def test_the_range_of_an_offset_is_found_and_none_for_an_offset_outside(ranges: 
     apart = joined(ranges)
     found = index_of_range(np.arange(60), arrays_of(apart)).tolist()
     expected = {offset: number for number, part in enumerate(apart) for offset in range(part.start, part.end)}
-    assert found == [expected.get(offset, -1) for offset in range(60)]
-    assert ranges_of(arrays_of(apart)) == apart
+    assert (found, ranges_of(arrays_of(apart))) == ([expected.get(offset, -1) for offset in range(60)], apart)
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 3), (5, 4), (-2, -1)])
@@ -111,8 +110,7 @@ def test_a_range_that_is_negative_or_inverted_is_refused(start: int, end: int) -
 
 
 def test_the_end_of_a_range_is_the_next_offset() -> None:
-    assert len(OffsetRange(3, 7)) == 4
-    assert str(OffsetRange(3, 7)) == "[3, 7)"
+    assert (len(OffsetRange(3, 7)), str(OffsetRange(3, 7))) == (4, "[3, 7)")
     assert not OffsetRange(7, 7)
     assert OffsetRange(3, 7) < OffsetRange(4, 5)
 
@@ -179,5 +177,4 @@ def test_range_after_range_the_lane_reads_each_chosen_offset_once(ranges: list[O
 
 
 def test_a_lane_that_holds_every_offset_reads_up_to_the_log_end() -> None:
-    assert next_range(None, 3, 9) == OffsetRange(3, 9)
-    assert next_range(None, 9, 3) == OffsetRange(9, 9)
+    assert (next_range(None, 3, 9), next_range(None, 9, 3)) == (OffsetRange(3, 9), OffsetRange(9, 9))

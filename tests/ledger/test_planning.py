@@ -58,9 +58,7 @@ def test_s21_a_full_window_reads_nothing_new_before_its_retries() -> None:
 def test_s22_what_the_floor_lets_in_is_new_and_retries_come_though_the_window_is_full() -> None:
     lane = PureLane.of(100, MINUTE, Limits(10, 1_000))
     lane.poll(fails(*range(1, 10)))
-    assert lane.floor == 1
-    assert lane.poll().offsets == [10]
-    assert lane.poll().calls == []
+    assert (lane.floor, lane.poll().offsets, lane.poll().calls) == (1, [10], [])
     lane.wait(60)
     assert lane.poll().offsets == list(range(1, 10))
 

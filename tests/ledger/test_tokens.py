@@ -24,8 +24,7 @@ def test_a_token_names_its_attempt_and_verifies_in_its_ledger_and_topic_alone() 
     text = SIGNER.token(*TP, 41, 2)
     token = parse_token(text)
     assert token is not None
-    assert token[:4] == (TURN, TP, 41, 2)
-    assert (token.text, text[0].isalpha(), "=" in text) == (text, True, False)
+    assert (token[:4], token.text, text[0].isalpha(), "=" in text) == ((TURN, TP, 41, 2), text, True, False)
     assert token.is_signed((KEY,), "ledger-1", "id-1")
     for keys, ledger, topic_id in [((OTHER,), "ledger-1", "id-1"), ((KEY,), "ledger-2", "id-1"),
                                    ((KEY,), "ledger-1", "id-2"), ((), "ledger-1", "id-1")]:  # fmt: skip
@@ -123,5 +122,4 @@ def test_a_report_is_the_same_after_it_was_stored_and_reads_in_words() -> None:
     report = AnswerReport(AckPosition("acks", "id", {0: 5, 11: 0}), {"timed_out": 1, "stale": 1200}, ("lost",))
     assert AnswerReport.decode(report.encode()) == report
     assert AnswerReport.decode(None) is None
-    assert counts_text(report.counts) == "1 timed out; ignored: 1,200 stale"
-    assert counts_text({}) == ""
+    assert (counts_text(report.counts), counts_text({})) == ("1 timed out; ignored: 1,200 stale", "")

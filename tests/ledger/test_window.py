@@ -90,8 +90,7 @@ def test_a_range_of_gaps_that_the_floor_enters_counts_as_if_gaps_came_first(floo
     before = PartitionState(12, pending, (ValuedRange(2, 12, 6),))
     after = fold(before, OffsetRange(12, 12), (), [], HOURLY)
     known = max(0, 6 - max(0, floor - 2))
-    assert state.uncommitted == 2
-    assert sum(gaps.value for gaps in after.gaps_above_floor) == known
+    assert (state.uncommitted, sum(gaps.value for gaps in after.gaps_above_floor)) == (2, known)
     assert after.uncommitted == 12 - floor - known
 
 
@@ -130,5 +129,4 @@ def test_the_window_never_counts_fewer_records_than_there_are_nor_more_than_offs
 def test_without_gaps_the_state_holds_none() -> None:
     lane = lane_with_gaps(100, range(0), window=10)
     read_until_full(lane, fails(3))
-    assert lane.states[FIRST].gaps_above_floor == ()
-    assert lane.poll(acks).offsets == []
+    assert (lane.states[FIRST].gaps_above_floor, lane.poll(acks).offsets) == ((), [])

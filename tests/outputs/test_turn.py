@@ -70,8 +70,7 @@ def test_an_output_that_can_not_be_used_stops_a_run_before_its_plan_is_stored(tm
 
 def test_a_table_that_can_be_created_is_no_obstacle_and_the_check_leaves_nothing(tmp_path: Path) -> None:
     adapters = adapters_of(tmp_path / "audit", {"table": "totals"}, {"table": f"file://{tmp_path}/lake/of/mine"})
-    assert len(plan_run(adapters)) == 1
-    assert list(tmp_path.iterdir()) == []
+    assert (len(plan_run(adapters)), list(tmp_path.iterdir())) == (1, [])
 
 
 def test_only_a_plan_that_reads_something_opens_the_outputs(tmp_path: Path) -> None:

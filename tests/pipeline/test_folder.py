@@ -77,8 +77,7 @@ def test_a_refused_file_leaves_the_others_as_they_are(write_file: Write, tmp_pat
     (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "gone.yaml").symlink_to(tmp_path / "nowhere.yaml")
     loaded = load_folder(tmp_path)
-    assert loaded.pipelines == {"orders": load(good)}
-    assert set(loaded.broken) == {bad, tmp_path / "gone.yaml"}
+    assert (loaded.pipelines, set(loaded.broken)) == ({"orders": load(good)}, {bad, tmp_path / "gone.yaml"})
 
 
 SAME = [
@@ -98,8 +97,7 @@ def test_two_files_that_would_share_a_groups_offsets_are_both_refused(
     first, second = write_file(), write_file(*renamed, *changes, name="b.yaml")
     third = write_file(*OTHER, name="c.yaml")
     loaded = load_folder(tmp_path)
-    assert set(loaded.broken) == {first, second}
-    assert loaded.pipelines == {"payments": load(third)}
+    assert (set(loaded.broken), loaded.pipelines) == ({first, second}, {"payments": load(third)})
     for path, other in ((first, second), (second, first)):
         error = loaded.broken[path]
         assert str(error).startswith(f"{path}:")
@@ -118,8 +116,7 @@ def test_files_whose_dead_letters_come_back_to_them_are_refused(write_file: Writ
                        ("{topic: orders.dead}", "{topic: orders}"), name="c.yaml")  # fmt: skip
     beside = write_file(*OTHER, name="d.yaml")
     loaded = load_folder(tmp_path)
-    assert set(loaded.broken) == {first, second, third}
-    assert loaded.pipelines == {"payments": load(beside)}
+    assert (set(loaded.broken), loaded.pipelines) == ({first, second, third}, {"payments": load(beside)})
     assert loaded.broken[first].key == "dead_letter"
     assert str(loaded.broken[first]).startswith(f"{first}:7: dead_letter: its dead letters come back")
     assert "by way of c.yaml" in str(loaded.broken[first])
@@ -180,8 +177,7 @@ def test_a_pipeline_is_loaded_from_its_own_file_alone(
         return load(path)
 
     monkeypatch.setattr("ackline.pipeline.folder.load", noted)
-    assert load_pipeline(tmp_path, "orders") == load(path)
-    assert loaded == [path]
+    assert (load_pipeline(tmp_path, "orders"), loaded) == (load(path), [path])
     with pytest.raises(ConfigError, match="no pipeline named nothing"):
         load_pipeline(tmp_path, "nothing")
 

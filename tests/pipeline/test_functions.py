@@ -1,17 +1,27 @@
-"""The handlers and filters of streams are imported and checked before anything is planned."""
+"""Handlers and filters are checked before anything is planned; what a partition filter excludes is not read."""
 
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from ackline import arrow_handler, column_handler
 from ackline.errors import ConfigError
-from ackline.pipeline.functions import check_functions
+from ackline.ledger.planning import PARKED
+from ackline.pipeline.folder import load_folder
+from ackline.pipeline.functions import check_functions, load_partition_filter
+from ackline.pipeline.pipeline import load
 from ackline.pipeline.streams import Stream, Translation
 from ackline.pipeline.topology import StepBlock, Topology, topology
+from ackline.steps import plan
+from tests.pipeline import filters
+from tests.support.memory import HandlerCall
+from tests.support.memory_lane import GROUP, OK, TP, TP1, MemoryLane
+from tests.support.pipeline_files import Write
 
 
 @pytest.fixture
@@ -110,3 +120,111 @@ def test_with_steps_handlers_may_be_generators_and_those_of_steps_are_imported_t
 def steps(handler: str) -> Topology:
     """One step with this handler."""
     return topology([StepBlock(name="price", handler=handler, input=["source"])])
+
+
+# ---- partition filters ----------------------------------------------------------------------------------------------
+
+
+MODULE = "tests.pipeline.filters"
+CHOSEN = ("[orders]", f"[orders]\n  partition_filter: {MODULE}:chosen")
+
+
+def filtered_lane(function: str = "chosen", **settings: Any) -> MemoryLane:
+    """A lane with a filter, and two topics of three partitions with a record in each."""
+    kafka = {"partition_filter": f"{MODULE}:{function}", **settings.pop("kafka", {})}
+    lane = MemoryLane(start=settings.pop("start", "earliest"), kafka=kafka, **settings)
+    for topic in ("orders", "payments"):
+        lane.create(topic, 3, records=1)
+    return lane
+
+
+@pytest.fixture(autouse=True)
+def _includes_partition_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters, "included", {0})
+
+
+def calls(lane: MemoryLane) -> list[tuple[str, int, int]]:
+    return [(*call.tp, call.offset) for call in lane.world.history if isinstance(call, HandlerCall)]
+
+
+@pytest.mark.parametrize(
+    "kafka", [{"topics": ["orders", "payments"]}, {"topics": None, "pattern": "orders|payments"}], ids=str
+)
+def test_s33_only_the_partitions_that_it_includes_are_read(kafka: dict[str, Any]) -> None:
+    filters.included = {0, 2}
+    lane = filtered_lane(kafka=kafka).after_run()
+    assert calls(lane) == [("orders", 0, 0), ("orders", 2, 0), ("payments", 0, 0), ("payments", 2, 0)]
+    assert {tp.partition for _, tp in lane.world.committed} == {0, 2}
+
+
+def test_a_partition_that_it_excludes_later_is_parked_and_continues_at_its_floor() -> None:
+    filters.included = {0, 1}
+    lane = filtered_lane().after_run()
+    filters.included = {0}
+    for tp in (TP, TP1):
+        lane.produce(OK, tp=tp)
+    result = lane.run()
+    assert (result.plans[0].partitions[TP1].why, lane.world.committed[GROUP, TP1].offset) == (PARKED, 1)
+    filters.included = {0, 1}
+    lane.run()
+    assert calls(lane) == [("orders", 0, 0), ("orders", 1, 0), ("orders", 0, 1), ("orders", 1, 1)]
+
+
+def test_a_partition_that_it_includes_later_is_read_from_its_log_start_and_no_record_is_skipped() -> None:
+    """Even under `start: latest`: the filter may have excluded the topic, or the topic may be new (S32)."""
+    lane = filtered_lane(start="latest", kafka={"topics": ["orders", "payments"]})
+    filters.included = set()
+    plan.plan(lane.adapters())
+    filters.included = {1}
+    lane.run()
+    assert calls(lane) == [("orders", 1, 0), ("payments", 1, 0)]
+    plans = lane.world.tables.plans.values()
+    reasons = {planned.why for stored in plans for planned in stored.partitions.values()}
+    assert "the topic was missing, or filtered out, at the last turn: log start" in reasons
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        ("raises", r"called for orders\[0\], raised LookupError: no such shard: 0; nothing was planned"),
+        ("exits", "raised SystemExit"),
+        ("returns_a_number", "returned a int, not True or False"),
+    ],
+)
+def test_an_error_of_the_filter_stops_the_plan_and_nothing_is_stored(function: str, problem: str) -> None:
+    lane = filtered_lane(function)
+    for make_plan in (plan.plan, plan.preview):
+        with pytest.raises(ConfigError, match=problem) as caught:
+            make_plan(lane.adapters())
+        assert caught.value.key == "kafka.partition_filter"
+    assert lane.world.history == []
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        (f"{MODULE}:nothing", "does not import: AttributeError"),
+        ("tests.nowhere:at_all", "does not import: ModuleNotFoundError"),
+        (f"{MODULE}:NUMBER", "is not a function"),
+        (f"{MODULE}:asynchronous", "is asynchronous"),
+        (f"{MODULE}:takes_a_partition_only", "does not take a topic and a partition"),
+    ],
+)
+def test_a_function_that_cannot_be_a_filter_is_refused_when_the_pipeline_is_opened(path: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_partition_filter(path)
+
+
+def test_a_filter_is_refused_beside_explicit_partitions(write_file: Write) -> None:
+    path = write_file(CHOSEN, ("topics: [orders]", "partitions: {orders: [0]}"))
+    with pytest.raises(ConfigError, match=r"kafka: `partition_filter` cannot be combined with `partitions`"):
+        load(path)
+
+
+def test_two_files_with_one_group_and_topic_are_refused_whatever_their_filters_return(
+    write_file: Write, tmp_path: Path
+) -> None:
+    """Otherwise only the code of two filters would keep them from committing the offsets of the same partition."""
+    write_file(CHOSEN)
+    write_file(CHOSEN, ("name: orders", "name: other"), (":chosen", ":raises"), name="b.yaml")
+    assert len(load_folder(tmp_path).broken) == 2

@@ -1,8 +1,16 @@
-"""The key `outputs` of a pipeline file: which tables it may name."""
+"""The key `outputs`: which tables it may name, how their columns are inferred, and which rows fit."""
 
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from ackline.pipeline.output_columns import arrow_type, as_row, fit_rows, infer_columns, type_text
 from ackline.pipeline.outputs import OutputBlock, output_folder
 
 
@@ -40,3 +48,116 @@ def test_a_uri_that_may_name_another_folder_than_it_seems_to_is_refused(written:
     """Two outputs could write to one table, which takes a turn once: rows would be lost."""
     with pytest.raises(ValidationError, match=why):
         OutputBlock.model_validate({"from": "source", "table": written})
+
+
+# ---- columns --------------------------------------------------------------------------------------------------------
+
+
+TYPES = ["string", "long", "double", "boolean", "binary", "timestamp", "decimal(10,2)"]
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.decimals(), st.just(NOON),
+    st.just(NOON.replace(tzinfo=None)), st.lists(st.integers()), st.dictionaries(st.text(), st.binary()),
+    st.just("\ud800"),
+)  # fmt: skip
+
+
+def fitted(values: list[Any], kind: str) -> tuple[list[Any], dict[int, str]]:
+    [column], problems = fit_rows([{"c": value} for value in values], {"c": kind})
+    return column.to_pylist(), problems
+
+
+def test_columns_are_inferred_from_most_values_and_numbers_with_a_fraction_make_a_double() -> None:
+    rows = [{"a": 1, "b": "x", "c": None, "d": {"e": [1]}}, {"a": 2.5, "b": 7, "f": NOON}, {"b": "y", "g": Decimal(1)}]
+    assert infer_columns(rows) == {
+        "a": "double",
+        "b": "string",
+        "d": "string",
+        "f": "timestamp",
+        "g": "decimal(38,9)",
+    }
+
+
+def test_names_that_no_delta_table_has_are_not_inferred() -> None:
+    assert infer_columns([{"": 1, "a b": 1, 5: 1, "_turn": 1, "Ok": 1, "oK": "x", "x" * 256: 1, "\ud800": 1}]) == {
+        "Ok": "long"
+    }
+
+
+def test_a_value_that_is_no_mapping_is_the_column_value() -> None:
+    assert infer_columns([as_row(5)]) == {"value": "long"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "stored"),
+    [
+        ("long", 5, 5),
+        ("double", 5, 5.0),
+        ("string", {"a": [1, Decimal("1.5"), NOON]}, '{"a":[1,"1.5","2026-01-31T12:00:00+00:00"]}'),
+        ("timestamp", NOON, NOON),
+        ("timestamp", NOON.astimezone(timezone(timedelta(hours=-5))), NOON),
+        ("timestamp", datetime.max.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)),
+        ("decimal(10,2)", Decimal("1.5"), Decimal("1.50")),
+        ("binary", b"\xff", b"\xff"),
+    ],
+)
+def test_a_value_of_the_type_of_its_column_is_stored(kind: str, value: Any, stored: Any) -> None:
+    assert fitted([value, None], kind) == ([stored, None], {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("long", True),
+        ("long", 2**63),
+        ("long", "5"),
+        ("double", "nan"),
+        ("boolean", 1),
+        ("string", 5),
+        ("string", "\ud800"),
+        ("string", {"a": b""}),
+        ("string", [float("nan")]),
+        ("timestamp", NOON.replace(tzinfo=None)),
+        ("timestamp", datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))),
+        ("timestamp", datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))),
+        ("decimal(10,2)", Decimal("1.555")),
+        ("decimal(10,2)", 10**9),
+        ("binary", "x"),
+    ],
+)
+def test_another_value_is_named_by_its_column_and_does_not_harm_its_neighbours(kind: str, value: Any) -> None:
+    assert fitted([None, value, None], kind) == ([None, None, None], {1: f"its c is no {kind}"})
+
+
+def test_a_field_that_is_no_column_is_refused_unless_it_is_null() -> None:
+    _, problems = fit_rows([{"c": 1, "d": None}, {"c": 1, "d": 1}], {"c": "long"})
+    assert problems == {1: "it has a field that is no column there"}
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c"]), VALUES), max_size=5), st.sampled_from(TYPES))
+def test_rows_of_any_values_make_columns_of_their_types(rows: list[dict[str, Any]], kind: str) -> None:
+    for columns in ({"a": kind, "b": "string"}, infer_columns(rows)):
+        arrays, problems = fit_rows(rows, columns)
+        assert [array.type for array in arrays] == [arrow_type(each) for each in columns.values()]
+        assert all(len(array) == len(rows) for array in arrays)
+        assert all(0 <= number < len(rows) for number in problems)
+        for row in set(range(len(rows))) - problems.keys():
+            for name, array in zip(columns, arrays, strict=True):
+                assert (array[row].as_py() is None) == (rows[row].get(name) is None)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_types_of_a_table_are_read_as_they_were_written(kind: str) -> None:
+    assert type_text(arrow_type(kind)) == kind
+
+
+def test_a_column_of_another_type_has_no_name() -> None:
+    assert type_text(pa.list_(pa.int64())) is None
+
+
+@pytest.mark.parametrize("text", ["decimal(10,2)", "decimal(10, 2)", "decimal(10, 02)"])
+def test_a_type_of_the_file_is_written_as_that_of_a_table(text: str) -> None:
+    """Both are compared as texts."""
+    columns = OutputBlock.model_validate({"from": "source", "table": "totals", "columns": {"sum": text}}).columns
+    assert columns is not None
+    assert columns["sum"] == type_text(arrow_type(columns["sum"])) == "decimal(10,2)"

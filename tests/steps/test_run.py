@@ -24,8 +24,7 @@ def test_the_replay_step_goes_on_over_gaps_to_the_turn_that_settle_is_to_find() 
     lane.plan()
     done = run.replay_until_records(lane.adapters(), no_session)
     lane.settle()
-    assert (done.calls, lane.calls()) == (1, [(5, 1)])
-    assert (lane.newest().turn.n, lane.committed()) == (3, 6)
+    assert (done.calls, lane.calls(), lane.newest().turn.n, lane.committed()) == (1, [(5, 1)], 3, 6)
 
 
 def test_the_replay_step_leaves_the_turn_of_another_run_to_that_run() -> None:
@@ -81,8 +80,7 @@ def test_a_run_that_lost_its_turn_reports_and_settles_the_turn_that_it_has_repla
 def test_a_run_whose_turn_an_operator_voids_ends_even_if_it_has_replayed_the_next_one() -> None:
     lane = MemoryLane(OK, OK)
     lane.strike("plan", other_run(lane, lambda: void(lane)), AFTER)
-    with pytest.raises(TurnVoided, match=r"turn 1 .* was closed as void"):
-        lane.run()
+    lane.run_fails(TurnVoided, r"turn 1 .* was closed as void")
     assert (lane.newest().kind, lane.calls()) == (TurnKind.VOID, [(0, 1), (1, 1)])
 
 
@@ -176,8 +174,7 @@ def test_only_retries_leaves_it_to_a_later_run_to_record_what_retention_took() -
     asked(lane, only_retries=True)
     assert lane.floor() == 2
     lane.run()
-    assert lane.floor() == 5
-    assert lane.ranges(Outcome.EXPIRED) == [(2, 4)]
+    assert (lane.floor(), lane.ranges(Outcome.EXPIRED)) == (5, [(2, 4)])
 
 
 def test_partitions_that_are_not_requested_are_not_read_and_move_no_floor() -> None:

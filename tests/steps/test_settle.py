@@ -145,8 +145,7 @@ def test_s46_twenty_failing_retries_never_trip_it() -> None:
     retry = {"initial_delay": "0s", "max_retries": 1}
     lane = MemoryLane(*[FAILS] * 20, *[OK] * 40, breaker={"failure_ratio": 0.5, "min_records": 4}, retry=retry)
     lane.run()
-    assert lane.run().outcomes == {"failed": 20, "dead": 20}
-    assert lane.committed() == 60
+    assert (lane.run().outcomes, lane.committed()) == ({"failed": 20, "dead": 20}, 60)
 
 
 def test_s46_a_void_turn_with_retries_is_made_again_with_the_same_attempts_and_one_letter_a_record() -> None:

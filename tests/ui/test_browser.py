@@ -212,8 +212,7 @@ def test_a_backfill_is_started_from_the_page_by_its_configuration_in_the_form_of
         (row["topic"], row["partition"], row["offset"], row["outcome"])
         for row in audit_rows(project.audit, "orders", criteria)
     ]
-    assert rows == [(*tp, 141, "acked")]
-    assert user.problems == []
+    assert (rows, user.problems) == ([(*tp, 141, "acked")], [])
 
 
 def test_the_page_refreshes_itself_and_keeps_what_is_open(user: Tab, airflow: LocalAirflow) -> None:

@@ -23,8 +23,7 @@ ADDRESSES = Addresses("/base/ackline/", "/base")
 def test_an_act_links_to_its_dag_only_where_airflow_has_it() -> None:
     with_backfill = ActMaker("orders", LIVE, {"replay__orders", "backfill__orders"}, ADDRESSES)
     retry, skip, backfill = with_backfill.of_record(TP, 1041, pending=True)
-    assert backfill.dag_url == "/base/dags/backfill__orders"
-    assert (retry.dag_url, skip.dag_url) == (None, None)
+    assert (backfill.dag_url, retry.dag_url, skip.dag_url) == ("/base/dags/backfill__orders", None, None)
     assert json.loads(backfill.conf) == {"ranges": ["orders:3:1041-1042"], "confirm": False}
 
 

@@ -76,8 +76,7 @@ def text_of(page: str) -> str:
 def test_the_views_of_these_tests_are_all_routes() -> None:
     source = Path(pages.__file__).with_name("app.py").read_text()
     routes = re.findall(r'^@app\.(?!middleware|exception)(\w+)\("([^"]*)', source, re.MULTILINE)
-    assert {path for _, path in routes} == set(VIEWS)
-    assert {method for method, _ in routes} == {"get"}
+    assert ({path for _, path in routes}, {method for method, _ in routes}) == (set(VIEWS), {"get"})
 
 
 def test_no_page_is_served_without_a_login(airflow: LocalAirflow) -> None:

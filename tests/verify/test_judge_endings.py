@@ -156,8 +156,7 @@ def by_outcome() -> BackfillHistory:
 
 
 def test_s70_a_correct_backfill_has_no_violation_and_needs_no_commit() -> None:
-    assert by_range().violations() == []
-    assert by_outcome().violations() == []
+    assert (by_range().violations(), by_outcome().violations()) == ([], [])
 
 
 def test_s72_a_backfill_that_has_just_begun_has_no_violation_and_is_not_settled() -> None:

@@ -1,5 +1,7 @@
-"""Traces in which the state machine once found a lane stuck, or a move of the group overwritten: each in its shortest
-form."""
+"""Traces in which the state machine once found a lane stuck, a move of the group overwritten, or an invariant broken.
+
+Each is in its shortest form.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -11,9 +13,13 @@ from ackline.lane import claim, commit
 from ackline.lane.claim import TRIES
 from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.outputs.turn import publish_settled
 from ackline.steps import plan
+from tests.chaos.account import rows_of
+from tests.chaos.config import Config
+from tests.chaos.machine import ChaosMachine
 from tests.support.memory import HandlerCall
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_kafka import MemoryCluster
@@ -85,10 +91,8 @@ def test_s36_a_pause_acknowledges_no_move_of_the_group(kind: TurnKind) -> None:
     lane.run()
     moved = lane.move_group(TP, 1)
     lane.perform(kind, {TP: lane.floor()})
-    assert lane.settled().paused == (kind is TurnKind.PAUSE)
-    assert committed(lane, TP) == moved
-    with pytest.raises(GroupMoved):
-        lane.run()
+    assert (lane.settled().paused, committed(lane, TP)) == (kind is TurnKind.PAUSE, moved)
+    lane.run_fails(GroupMoved)
     lane.perform(TurnKind.SKIP, {TP: lane.floor()})
     assert lane.committed() == 6
 
@@ -116,8 +120,7 @@ def test_s36_a_group_that_was_moved_back_is_followed_although_retention_was_quic
     lane.move_group(TP, 1)
     lane.log().expire(3)
     lane.run()
-    assert lane.newest().turn.epoch == 1
-    assert dict(lane.settled().counts) == {"acked": 3, "expired": 2}
+    assert (lane.newest().turn.epoch, dict(lane.settled().counts)) == (1, {"acked": 3, "expired": 2})
 
 
 def test_s36_at_most_once_a_move_beside_an_open_turn_is_followed() -> None:
@@ -125,8 +128,7 @@ def test_s36_at_most_once_a_move_beside_an_open_turn_is_followed() -> None:
     lane = once(on_external_reset="follow", max_records_per_run=4).after_run()
     lane.plan()
     lane.move_group(TP, 0)
-    with pytest.raises(GroupMoved):
-        lane.run()
+    lane.run_fails(GroupMoved)
     lane.run()
     assert lane.newest().turn.epoch == 1
     lane.run()
@@ -163,8 +165,7 @@ def test_a_foreign_commit_of_a_filtered_partition_is_left_alone(monkeypatch: pyt
     lane.move_group(PAYMENTS, 3)
     lane.produce(OK)
     lane.run()
-    assert lane.offsets() == list(range(7))
-    assert lane.committed(PAYMENTS) == 3
+    assert (lane.offsets(), lane.committed(PAYMENTS)) == (list(range(7)), 3)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -201,8 +202,7 @@ def test_s53_at_most_once_a_claim_that_another_run_has_just_committed_is_not_tak
 
     lane.replay(lane.adapters("slow", rival))
     lane.settle()
-    assert len(all_calls(lane)) == 12
-    assert lane.settled().counts == {"acked": 6}
+    assert (len(all_calls(lane)), lane.settled().counts) == (12, {"acked": 6})
 
 
 @pytest.mark.parametrize("guarantee", [AT_LEAST_ONCE, AT_MOST_ONCE])
@@ -219,8 +219,7 @@ def test_a_commit_of_another_ledger_or_a_newer_turn_still_stops_every_step(guara
     ):
         with pytest.raises(NewerCommit):
             step()
-    assert committed(lane, TP) == moved
-    assert lane.newest().turn.n == 1
+    assert (committed(lane, TP), lane.newest().turn.n) == (moved, 1)
 
 
 # ---- at most once -------------------------------------------------------------------------------------------------
@@ -236,8 +235,7 @@ def test_s50_what_was_handed_out_at_most_once_is_not_handed_out_again_under_anot
     events = len(lane.world.history)
     assert all_calls(lane)
     lane.settings["guarantee"] = AT_LEAST_ONCE
-    with pytest.raises(ConfigError, match="guarantee was changed from at_most_once to at_least_once while turn"):
-        lane.run()
+    lane.run_fails(ConfigError, "guarantee was changed from at_most_once to at_least_once while turn")
     assert len(lane.world.history) == events
 
 
@@ -253,11 +251,9 @@ def test_s50_the_grace_period_begins_when_records_are_handed_out_and_not_when_th
     lane = once(lost_after="10m").after_plan()
     lane.world.now += timedelta(hours=2)
     lane.world.faults.jobs.append("failed")  # it has started, and never reports
-    with pytest.raises(TransientError):
-        lane.run()
+    lane.run_fails(TransientError)
     lane.world.now += timedelta(minutes=9)
-    with pytest.raises(TransientError, match="which may still report"):
-        lane.run()
+    lane.run_fails(TransientError, "which may still report")
     lane.world.now += timedelta(minutes=1)
     lane.run()
     assert lane.settled().counts == {"lost": 6}
@@ -291,11 +287,9 @@ def test_s53_a_second_driver_does_not_record_a_turn_as_lost_that_the_first_is_ha
 def test_s50_what_a_dead_process_has_started_is_lost_in_time_although_the_group_was_moved_meanwhile() -> None:
     lane = once(on_external_reset="follow", lost_after="10m")
     lane.world.faults.jobs.append("failed")
-    with pytest.raises(TransientError):
-        lane.run()
+    lane.run_fails(TransientError)
     lane.move_group(TP, 2)
-    with pytest.raises(TransientError, match="which may still report"):
-        lane.run()
+    lane.run_fails(TransientError, "which may still report")
     lane.world.now += timedelta(minutes=10)
     lane.run()
     assert lane.settled().counts == {"lost": 6}
@@ -310,11 +304,9 @@ def test_s36_what_was_parked_and_taken_by_others_since_it_was_planned_is_lost_an
     lane = once().after_plan()
     monkeypatch.setattr(MemoryAdapters, "is_subscribed", lambda _, tp: tp != PAYMENTS)
     lane.move_group(PAYMENTS, 3)
-    with pytest.raises(GroupMoved, match="no longer subscribed"):
-        lane.run()
+    lane.run_fails(GroupMoved, "no longer subscribed")
     lane.run()
-    assert all_calls(lane) == []
-    assert lane.committed(PAYMENTS) == 3
+    assert (all_calls(lane), lane.committed(PAYMENTS)) == ([], 3)
 
 
 # ---- too far behind -----------------------------------------------------------------------------------------------
@@ -332,3 +324,37 @@ def test_s45_a_log_that_grows_while_it_is_skipped_is_read_all_the_same(monkeypat
     monkeypatch.setattr(MemoryCluster, "reachable", growing)
     lane.run()
     assert {tp for tp, _ in all_calls(lane)} == {TP, PAYMENTS}
+
+
+# ---- broken invariants ----------------------------------------------------------------------------------------------
+
+
+def test_a_void_turn_remembers_that_its_plan_met_a_commit_of_ours() -> None:
+    """Otherwise a commit overwrites a group that was moved back to where the lane once started (S36)."""
+    lane = MemoryLane(*[OK] * 4, dead_letter="none", max_records_per_run=1)
+    lane.move_group(TP, 1)
+    lane.run()
+    lane.plan()
+    lane.log().expire(3)
+    assert lane.replay().void
+    lane.move_group(TP, 1)
+    lane.run_fails(GroupMoved)
+
+
+def test_a_topic_created_again_while_settle_reads_its_dead_letters_makes_none_of_its_own_dead() -> None:
+    machine = ChaosMachine()
+    machine.begin(Config())
+    machine.outage = True
+    machine.append(machine.log(0), [{}])
+    machine.append(machine.log(1), [{}])
+    machine.holds()
+    machine.start(0, [], "run", ("letter", "before"), False)
+    machine.holds()
+    machine.topics_change(1, "recreated")
+    machine.holds()
+    machine.finish(0)
+    machine.holds()
+    turns = machine.oracle.epochs[-1].turns.values()
+    rows = [(tp, row) for turn in turns for tp, row in rows_of(turn.decisions)]
+    dead = [tp.topic for tp, row in rows if row.outcome is Outcome.DEAD]
+    assert dead == ["orders"], "the record of the other topic, which was created again, is not dead"

@@ -1,4 +1,4 @@
-"""The broker does not accept a dead letter (fault 28): it stays pending, holds the floor, and is sent again.
+"""The broker does not accept a dead letter (fault 28), or is killed and started again within a step (fault 14).
 
 A letter that is too large for the topic is sent without its value (tests/e2e/test_log.py); here that is refused too.
 tests/chaos/test_kills.py shows that a letter is sent again with the same key and coordinates after a kill (fault 29).
@@ -6,8 +6,11 @@ tests/chaos/test_kills.py shows that a letter is sent again with the same key an
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -19,12 +22,19 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from ackline.actions.objects import run_object
+from ackline.errors import AcklineError
 from ackline.kafka.dead_letters import DeadLetters, Delivery, Letter
+from ackline.kafka.group import Group
 from ackline.lane.adapters import Adapters
 from ackline.ledger.fold import PendingKind
+from ackline.local.broker import READY_SECONDS, Broker
+from ackline.local.processes import wait_until
+from ackline.spark import job
 from ackline.steps import run
+from tests.chaos import handlers
+from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
-from tests.e2e.lab import Lab, Row, all_of
+from tests.e2e.lab import Lab, Row, Spark, all_of
 from tests.support.journal import REASON
 
 GIVE_UP = 1.5
@@ -79,16 +89,14 @@ def test_fault_28_a_letter_that_is_not_confirmed_stays_pending_and_is_sent_again
         [partition] = run_object(run.run(adapters, lane.spark), adapters.store).dump()["partitions"]
     assert f"1 dead letters to {lane.dead_letter_topic} stay pending: " in caplog.text
     assert (partition["pending"], partition["floor"]) == ({"retry": 0, "dead_letter": 1, "in_flight": 0}, 1)
-    assert lane.rows() == sorted([*all_of("acked", [0, 2, 3]), Row(1, 1, "failed")])
-    assert lane.committed() == 1
+    assert (lane.rows(), lane.committed()) == (sorted([*all_of("acked", [0, 2, 3]), Row(1, 1, "failed")]), 1)
     lane.judge()
     lane.produce_records(1)
     lane.advance_clock(60)
     with refusing(lane):
         lane.run()
     assert lane.new_calls() == [(offset, 1) for offset in range(5)]
-    assert lane.settled().state.pending_by_kind()[PendingKind.DEAD_LETTER] == 1
-    assert lane.run().calls == 0
+    assert (lane.settled().state.pending_by_kind()[PendingKind.DEAD_LETTER], lane.run().calls) == (1, 0)
     assert Row(1, 0, "dead") in lane.rows()
     letters = [(letter.ackline_headers, letter.value) for letter in lane.letters()]
     assert {(named["offset"], value) for named, value in letters} == {("1", b'{"fail": -1}')}
@@ -98,3 +106,85 @@ def test_fault_28_a_letter_that_is_not_confirmed_stays_pending_and_is_sent_again
     }
     assert lane.committed() == 5
     lane.judge(settled=True)
+
+
+# ---- the broker is bounced ------------------------------------------------------------------------------------------
+
+
+MANY = 24_000
+"""Records of a kilobyte; together they are more than two of the batches that Spark gives to a handler."""
+
+STRUCK_AT: dict[str, tuple[Any, str]] = {
+    "read": (job, "run_replay"),
+    "dead letter": (DeadLetters, "send"),
+    "commit": (Group, "commit"),
+}
+
+
+@pytest.mark.parametrize(
+    "operation",
+    ["read", pytest.param("dead letter", marks=pytest.mark.deep), pytest.param("commit", marks=pytest.mark.deep)],
+)
+def test_the_broker_is_bounced_and_nothing_is_lost_or_repeated(
+    fragile: Broker, tmp_path: Path, spark: Spark, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    lane = Lab(fragile, tmp_path, spark, retry={"max_retries": 0})
+    lane.produce_records(200, {7: {"fail": -1}, 50: {"skip": True}})
+    owner, name = STRUCK_AT[operation]
+    with monkeypatch.context() as patch:
+        restart = _bounce_once(fragile, patch, owner, name)
+        _run_until_done(lane, restart)
+    assert {row["turn"] for row in lane.table("plans") if row["end_offset"] > row["start_offset"]} == {1}
+    assert (lane.outcomes(), lane.committed()) == ({"acked": 198, "skipped": 1, "failed": 1, "dead": 1}, 200)
+    lane.judge(settled=True)
+
+
+@pytest.mark.deep
+def test_the_broker_is_bounced_in_the_middle_of_a_range_that_is_read(
+    fragile: Broker, tmp_path: Path, spark: Spark
+) -> None:
+    """The broker is killed at the first handler call, when Spark has not read all records yet."""
+    kafka = {"properties": {"fetch.message.max.bytes": 65_536}}
+    lane = Lab(fragile, tmp_path, spark, handler="tests.chaos.handlers:gated", kafka=kafka)
+    payload = b'{"note": "' + b"." * 1000 + b'"}'
+    wire.produce(fragile.bootstrap, lane.topic, (wire.Write(payload) for _ in range(MANY)))
+
+    def bounce() -> None:
+        if wait_until(lambda: bool(lane.calls()), READY_SECONDS):
+            fragile.kill()
+            handlers.gate(lane.topic).touch()
+            fragile.start()
+
+    restart = threading.Thread(target=bounce)
+    restart.start()
+    _run_until_done(lane, restart)
+    assert {row["turn"] for row in lane.table("plans") if row["end_offset"] > row["start_offset"]} == {1}
+    assert (lane.outcomes(), lane.committed()) == ({"acked": MANY}, MANY)
+    lane.judge(settled=True)
+
+
+def _bounce_once(broker: Broker, patch: pytest.MonkeyPatch, owner: Any, name: str) -> threading.Thread:
+    """Kills the broker at the first call of a function. Returns the thread that starts it again beside the call."""
+    restart, real = threading.Thread(target=broker.start), getattr(owner, name)
+
+    def struck(*arguments: Any, **named: Any) -> Any:
+        patch.setattr(owner, name, real)
+        broker.kill()
+        restart.start()
+        return real(*arguments, **named)
+
+    patch.setattr(owner, name, struck)
+    return restart
+
+
+def _run_until_done(lane: Lab, restart: threading.Thread) -> None:
+    """Runs, and runs again when the broker is up again, as Airflow would."""
+    for _ in range(3):
+        try:
+            lane.run()
+        except AcklineError:
+            restart.join(2 * READY_SECONDS)
+        else:
+            break
+    restart.join(2 * READY_SECONDS)
+    lane.run()
