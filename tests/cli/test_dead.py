@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ackline.cli.dead import MOST_BYTES, printable, text_of
+from ackline.actions.dead import MOST_BYTES, text_of
+from ackline.cli.dead import printable
 from ackline.ledger.turns import TurnKind
 from tests.cli.memory_command import MemoryCommand
 from tests.support.memory_lane import DEAD, FAILS, OK, TP, MemoryBackfill, MemoryLane

@@ -13,10 +13,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ackline.actions.explain import _log_of, explain_partitions
-from ackline.actions.overview import MOST_EXPLAINED, Health, held_back, open_turn_of, summary_of
-from ackline.actions.status import PartitionStatus, status, status_and_missing
-from ackline.cli.formats import open_turn_json
+from ackline.actions.explain import MOST_EXPLAINED, _log_of, explain_partitions, held_back
+from ackline.actions.status import (
+    Health,
+    OpenTurnObject,
+    PartitionStatus,
+    open_turn_of,
+    status,
+    status_and_missing,
+    status_object,
+    summary_of,
+)
 from ackline.cli.status import _held_lines, _open_lines
 from ackline.cli.tables import fitting_table, status_table, steps_table
 from ackline.errors import TransientError
@@ -65,10 +72,8 @@ def test_of_300_partitions_the_worst_twenty_are_listed_and_then_the_totals(many:
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_a_table_fits_its_width_and_breaks_no_number(many: list[PartitionStatus], width: int) -> None:
-    huge = [
-        replace(found, topic="a-topic-with-quite-a-long-name", floor=HUGE, lag=HUGE, log_end=2 * HUGE, log_start=HUGE)
-        for found in many
-    ]
+    numbers = {"floor": HUGE, "lag": HUGE, "log_end": 2 * HUGE, "log_start": HUGE}
+    huge = [found.model_copy(update={"topic": "a-topic-with-quite-a-long-name"} | numbers) for found in many]
     lines = printed(status_table("lane", huge, width), width)
     assert max(map(len, lines)) <= width
     assert sum(f"{HUGE:,}" in line for line in lines) == 20, "one line a partition"
@@ -88,11 +93,11 @@ def test_a_pipeline_is_as_bad_as_its_worst_partition(many: list[PartitionStatus]
     assert summary_of("lane", many, []).health is Health.WAITING
     idle = [found for found in many if not found.lag]
     assert summary_of("lane", idle, []).health is Health.OK
-    assert summary_of("lane", [replace(idle[0], why="paused")], []).health is Health.PAUSED
-    assert summary_of("lane", [replace(idle[0], lag=5)], []).health is Health.BEHIND
-    lost = replace(idle[0], lag=5, floor=0, log_start=3)
+    assert summary_of("lane", [idle[0].model_copy(update={"why": "paused"})], []).health is Health.PAUSED
+    assert summary_of("lane", [idle[0].model_copy(update={"lag": 5})], []).health is Health.BEHIND
+    lost = idle[0].model_copy(update={"lag": 5, "floor": 0, "log_start": 3})
     assert summary_of("lane", [*many, lost], []).health is Health.LOSING
-    gone = summary_of("lane", [*many, lost, replace(idle[1], why="missing")], [])
+    gone = summary_of("lane", [*many, lost, idle[1].model_copy(update={"why": "missing"})], [])
     assert (gone.health, gone.problem) == (Health.STOPPED, f"{idle[1].topic}[{idle[1].partition}]: missing")
     assert summary_of("lane", many, ["payments"]).problem == "payments does not exist"
     summary = summary_of("lane", many, [])
@@ -134,15 +139,13 @@ def seen_after(adapters: MemoryAdapters, seconds: float) -> tuple[str, Any]:
     later = replace(adapters.lease, clock=lambda: NOON + timedelta(seconds=seconds))
     found = open_turn_of(replace(adapters, lease=later))
     assert found is not None
-    body = open_turn_json(found)
-    assert body is not None
-    return _open_lines(found, NOON)[1], body["holder"]
+    return _open_lines(found, NOON)[1], OpenTurnObject.of(found).dump()["holder"]
 
 
 def seen_holder(adapters: MemoryAdapters) -> Any:
-    body = open_turn_json(open_turn_of(adapters))
-    assert body is not None
-    return body["holder"]
+    found = open_turn_of(adapters)
+    assert found is not None
+    return OpenTurnObject.of(found).dump()["holder"]
 
 
 def test_the_open_turn_names_the_process_that_replays_it_and_whether_its_lease_has_lapsed(
@@ -190,7 +193,8 @@ def test_a_lease_that_cannot_be_read_or_is_of_another_turn_has_no_holder(
 
 
 def test_without_an_open_turn_the_object_has_none() -> None:
-    assert open_turn_json(open_turn_of(MemoryLane(OK).after_run().adapters())) is None
+    found = open_turn_of(MemoryLane(OK).after_run().adapters())
+    assert status_object("lane", [], [], None, found).dump()["open_turn"] is None
 
 
 def test_the_holder_of_a_floor_is_the_lowest_pending_record() -> None:

@@ -3,13 +3,16 @@
 Only `dead_record` reads Kafka: the letter in the dead-letter topic. All else reads the tables alone.
 """
 
+import codecs
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 import numpy as np
+from pydantic import Field
 
 from ackline.actions.explain import explain_record
+from ackline.actions.objects import JsonObject, PartitionObject, RangeObject, Time
 from ackline.errors import ConfigError
 from ackline.kafka.dead_letters import FoundLetter, LetterId
 from ackline.lane.adapters import Adapters
@@ -20,6 +23,9 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import Settlement, TurnId
 from ackline.pipeline.pipeline import TurnSettings
 from ackline.tables.store import LedgerStore
+
+MOST_BYTES = 64 * 1024
+"""Bytes of a value that are shown at most."""
 
 
 def diff_lanes(store: LedgerStore, before: str, after: str) -> tuple[LaneDiff, Iterator[ChangedRun]]:
@@ -63,14 +69,64 @@ def _results(store: LedgerStore, newest: Settlement, topic_ids: dict[str, str]) 
     return {tp: newest_results(results[tp] for results in epochs if tp in results) for tp in tps}
 
 
-@dataclass(frozen=True, slots=True)
-class DeadClass:
+class ResultObject(JsonObject):
+    """A terminal outcome, and the error class of its row."""
+
+    outcome: str
+    error_class: str | None
+
+
+class ChangedObject(JsonObject):
+    """How many offsets have one result in the first lane, and another one in the second."""
+
+    before: ResultObject = Field(serialization_alias="from")
+    after: ResultObject = Field(serialization_alias="to")
+    count: int
+
+
+class ChangedRunObject(RangeObject):
+    """Offsets whose result differs between the two lanes."""
+
+    before: ResultObject = Field(serialization_alias="from")
+    after: ResultObject = Field(serialization_alias="to")
+
+
+class DiffObject(JsonObject):
+    """Two lanes compared, the most frequent change first. `records` are listed where they are wanted."""
+
+    left_out = frozenset({"records"})
+    same: int
+    changed: tuple[ChangedObject, ...]
+    only: dict[str, int]
+    records: tuple[ChangedRunObject, ...] | None = None
+
+
+def diff_object(found: LaneDiff, before: str, after: str, changed: Iterable[ChangedRun] | None = None) -> DiffObject:
+    """Returns the comparison of two lanes as an object; with `changed` it lists these runs."""
+    changes = [{"before": old, "after": new, "count": number} for (old, new), number in found.changed.most_common()]
+    runs = None if changed is None else [{**run._asdict(), **run.tp._asdict()} for run in changed]
+    for run in runs or ():
+        del run["tp"]
+    only = dict(zip((before, after), found.only, strict=True))
+    return DiffObject.model_validate({"same": found.same, "changed": changes, "only": only, "records": runs})
+
+
+class DeadClass(JsonObject):
     """The dead records of one error class: how many, and when the first and the last of them was given up."""
 
     error_class: str | None
     count: int
-    first: datetime
-    last: datetime
+    first: Time
+    last: Time
+
+
+class DeadObject(JsonObject):
+    """The dead records of a lane by error class."""
+
+    pipeline: str
+    lane: str
+    dead: tuple[DeadClass, ...]
+    total: int
 
 
 def dead_classes(store: LedgerStore) -> list[DeadClass]:
@@ -88,11 +144,14 @@ def dead_classes(store: LedgerStore) -> list[DeadClass]:
             found = int(index_of_range(np.array([offset], dtype=np.int64), runs.ranges)[0])
             if found >= 0 and runs.results[int(runs.codes[found])].outcome == Outcome.DEAD:
                 dead.setdefault((tp, offset), (error_class, at))  # the newest epoch comes first
-    classes: dict[str | None, DeadClass] = {}
+    times: dict[str | None, list[datetime]] = {}
     for error_class, at in dead.values():
-        known = classes.get(error_class, DeadClass(error_class, 0, at, at))
-        classes[error_class] = DeadClass(error_class, known.count + 1, min(known.first, at), max(known.last, at))
-    return sorted(classes.values(), key=lambda found: (-found.count, found.error_class or ""))
+        times.setdefault(error_class, []).append(at)
+    classes = [
+        DeadClass(error_class=error_class, count=len(of_class), first=min(of_class), last=max(of_class))
+        for error_class, of_class in times.items()
+    ]
+    return sorted(classes, key=lambda found: (-found.count, found.error_class or ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +196,77 @@ def dead_record(adapters: Adapters, tp: TopicPartition, offset: int) -> DeadReco
     if topic is not None and given_up.at is not None:
         letter = adapters.find_letter(topic, LetterId(name, lane, given_up.epoch, tp, offset), given_up.at)
     return DeadRecord(tp, offset, given_up, explanation, topic, letter)
+
+
+class LetterObject(PartitionObject):
+    """A dead letter. Of the record it has the names of the headers and the sizes of key and value; null for a null."""
+
+    offset: int
+    sent_at: Time | None
+    headers: dict[str, str]
+    source_headers: tuple[str | tuple[str, str | None], ...]
+    """The headers of the record, which may repeat a name: their names, or pairs of a name and its value."""
+    key_bytes: int | None
+    value_bytes: int | None
+
+
+class LetterWithPayloadObject(LetterObject):
+    """A dead letter with the payload of its record."""
+
+    key: str | None
+    value: str | None
+
+
+class DeadRecordObject(JsonObject):
+    """A dead record, with its last failed attempt and its letter."""
+
+    pipeline: str
+    lane: str
+    topic: str
+    partition: int
+    offset: int
+    epoch: int
+    turn: int
+    run_id: str
+    error_class: str | None
+    error_message: str | None
+    attempts: int
+    failed_at: Time | None
+    dead_at: Time | None
+    letter_topic: str | None
+    letter: LetterWithPayloadObject | LetterObject | None
+
+
+def dead_record_object(pipeline: str, lane: str, record: DeadRecord, show_value: bool) -> DeadRecordObject:
+    """Returns a dead record as an object; only with `show_value` it holds key, value and headers of the record."""
+    given_up, failure, letter = record.given_up, record.failure, record.letter
+    shown: LetterObject | None = None
+    if letter is not None:
+        sizes = (None if content is None else len(content) for content in (letter.key, letter.value))
+        source = [(name, text_of(value)) if show_value else name for name, value in letter.source_headers]
+        values = {**letter.tp._asdict(), "offset": letter.offset, "sent_at": letter.sent_at, "headers": letter.headers}
+        values |= {"source_headers": source, **dict(zip(("key_bytes", "value_bytes"), sizes, strict=True))}
+        if show_value:
+            payload = {"key": text_of(letter.key), "value": text_of(letter.value)}
+            shown = LetterWithPayloadObject.model_validate({**values, **payload})
+        else:
+            shown = LetterObject.model_validate(values)
+    return DeadRecordObject(
+        pipeline=pipeline, lane=lane, topic=record.tp.topic, partition=record.tp.partition, offset=record.offset,
+        epoch=given_up.epoch, turn=given_up.turn, run_id=given_up.run_id, error_class=given_up.error_class,
+        error_message=failure.error_message if failure else None, attempts=record.explanation.attempts,
+        failed_at=failure.at if failure else None, dead_at=given_up.at, letter_topic=record.letter_topic, letter=shown,
+    )  # fmt: skip
+
+
+def text_of(content: bytes | None) -> str | None:
+    """Returns UTF-8 text, or the hexadecimal form of other bytes, of the first MOST_BYTES; None for a null."""
+    if content is None:
+        return None
+    more = len(content) - MOST_BYTES
+    try:
+        # A character may be cut at the limit: then the decoder leaves it out.
+        text = codecs.getincrementaldecoder("utf-8")().decode(content[:MOST_BYTES], final=more <= 0)
+    except UnicodeDecodeError:
+        text = f"0x{content[:MOST_BYTES].hex()}"
+    return text + (f" … and {more:,} more bytes" if more > 0 else "")

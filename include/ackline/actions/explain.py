@@ -2,19 +2,99 @@
 
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Annotated
 
-from ackline.actions.status import PartitionStatus, status_and_missing
+from pydantic import BeforeValidator
+
+from ackline.actions.objects import JsonObject, PartitionObject, Time
+from ackline.actions.status import OpenTurn, PartitionStatus, open_turn_of, status_and_missing
 from ackline.errors import AcklineError, ConfigError, TransientError
 from ackline.lane.adapters import Adapters
 from ackline.ledger.explain import PartitionEvidence, PartitionExplanation, explain_partition
-from ackline.ledger.explain_offset import OffsetExplanation, explain_offset
+from ackline.ledger.explain_offset import OffsetExplanation, explain_offset, story_json
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.turns import Settlement
 from ackline.tables.history import evidence_of_offset
 
 _logger = logging.getLogger(__name__)
+
+MOST_EXPLAINED = 5
+"""Of how many partitions `held_back` reads the retention and writes a sentence."""
+
+
+class PendingObject(JsonObject):
+    """What a pending offset waits for."""
+
+    kind: str
+    attempts: int
+    due: Time | None
+    error_class: str | None
+
+
+class HeldByObject(JsonObject):
+    """The pending offset that holds a floor."""
+
+    offset: int
+    kind: str
+    attempts: int
+    due: Time | None
+    error_class: str | None
+
+
+class RetentionObject(JsonObject):
+    """The log start, and when retention may take the first record that is not settled."""
+
+    log_start: int | None
+    eta: Time | None
+
+
+class PartitionExplanationObject(PartitionObject):
+    """What holds the floor of a partition."""
+
+    floor: int
+    held_by: HeldByObject | None
+    retention: RetentionObject
+    sentence: str
+
+    @classmethod
+    def of(cls, found: PartitionExplanation) -> "PartitionExplanationObject":
+        """Returns an explanation as an object."""
+        values = {"floor": found.floor, "held_by": found.held_by, "retention": found.retention}
+        return cls.model_validate({**found.tp._asdict(), **values, "sentence": found.sentence})
+
+
+class ExplanationsObject(JsonObject):
+    """What holds the floors of a pipeline."""
+
+    pipeline: str
+    partitions: tuple[PartitionExplanationObject, ...]
+
+
+class EventObject(JsonObject):
+    """An attempt at a record, or a decision about it, which has attempt 0."""
+
+    epoch: int
+    turn: int
+    attempt: int
+    outcome: str
+    error_class: str | None
+    at: Time | None
+    run_id: str
+    tree: Annotated[dict[str, dict[str, int]] | None, BeforeValidator(story_json)]
+
+
+class OffsetExplanationObject(JsonObject):
+    """What became of an offset."""
+
+    offset: int
+    state: str
+    attempts: int
+    pending: PendingObject | None
+    events: tuple[EventObject, ...]
+    sentence: str
 
 
 def explain_partitions(adapters: Adapters, only: TopicPartition | None = None) -> list[PartitionExplanation]:
@@ -91,3 +171,20 @@ def _log_of(adapters: Adapters, newest: Settlement, tp: TopicPartition) -> LogBo
     except TransientError as error:
         _logger.warning("the log of %s is not known: %s", tp, error)
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """What holds a lane: partitions with a pending record at their floor, and the open turn."""
+
+    explanations: Sequence[PartitionExplanation]
+    more: int
+    """How many other partitions are held by a pending record."""
+    open_turn: OpenTurn | None
+
+
+def held_back(adapters: Adapters, worst: Sequence[PartitionStatus]) -> HeldBack:
+    """Returns what holds the floors of these partitions, of at most MOST_EXPLAINED of them, in their order."""
+    held = [status for status in worst if status.held_by is not None]
+    explanations = explanations_of(adapters, held[:MOST_EXPLAINED])
+    return HeldBack(explanations, len(held) - len(explanations), open_turn_of(adapters))

@@ -1,14 +1,15 @@
-"""The JSON objects of runs, actions and backfills: one type each, whose fields are the keys.
+"""The JSON objects of runs, turns, actions and backfills: one type each, whose fields are the keys.
 
 A command prints an object with `--json`, and the DAG's task returns it as XCom. They can't differ in a key, because
-both have it from here, from `ackline.actions.report` or from `ackline.backfill.report`. The keys are a public format.
-No object holds a payload, a key of a record or a secret.
+both have it from here, or from `status`, `explain` or `report` of this room, or from `ackline.backfill.report`. The
+keys are a public format. No object holds a secret, and only that of a dead letter holds a payload, where it is wanted.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer
+from pydantic import BaseModel, ConfigDict, PlainSerializer, SerializerFunctionWrapHandler, model_serializer
 
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.offsets import TopicPartition, count
@@ -23,13 +24,22 @@ Time = Annotated[datetime, PlainSerializer(lambda time: time.isoformat())]
 
 
 class JsonObject(BaseModel):
-    """An object that a command prints and a task returns. The order of its fields is that of its keys."""
+    """An object that a command prints and a task returns. The order of its fields is that of its keys.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    A value of the product that has the same fields can be given in place of an object.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", from_attributes=True)
+    left_out: ClassVar[frozenset[str]] = frozenset()
+    """The keys that are left out where another one would be null."""
+
+    @model_serializer(mode="wrap")
+    def _keys(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in values(self).items() if value is not None or key not in self.left_out}
 
     def dump(self) -> dict[str, Any]:
         """Returns the object as values that JSON holds."""
-        return self.model_dump(mode="json")
+        return self.model_dump(mode="json", by_alias=True)
 
 
 class PartitionObject(JsonObject):
@@ -107,12 +117,16 @@ def plan_object(pipeline: str, lane: str, planned: Planned) -> PlanObject:
     if plan is not None:
         of_turn = {"epoch": plan.turn.epoch, "turn": plan.turn.n, "kind": plan.kind.value, "adopted": planned.adopted}
         of_turn |= {"planned_at": plan.planned_at}
-    missing = planned.missing
     return PlanObject(
-        pipeline=pipeline, lane=lane, **of_turn, partitions=tuple(partitions),
-        missing_topics=tuple(name for name in missing if not name.endswith("]")),
-        missing_partitions=tuple(name for name in missing if name.endswith("]")),
-    )  # fmt: skip
+        pipeline=pipeline, lane=lane, **of_turn, partitions=tuple(partitions), **missing_keys(planned.missing)
+    )
+
+
+def missing_keys(missing: Iterable[str]) -> dict[str, Any]:
+    """Returns the topics, and the partitions, that the file names and the broker does not have."""
+    partitions = tuple(name for name in missing if name.endswith("]"))
+    topics = tuple(name for name in missing if not name.endswith("]"))
+    return {"missing_topics": topics, "missing_partitions": partitions}
 
 
 class SettledObject(PartitionObject):
@@ -147,21 +161,20 @@ class RanObject(PlannedObject):
 
 
 class RunObject(JsonObject):
-    """The closing line of `ackline run --json`: `records` counts handler calls, `outcomes` offsets."""
+    """The closing line of `ackline run --json`: `records` counts handler calls, `outcomes` offsets.
 
+    Without an ack topic it has no answers, because zeros would read as an ack topic that got none.
+    """
+
+    left_out = frozenset({"answers", "warnings"})
     pipeline: str
     turn: int | None
     records: int
     outcomes: dict[str, int]
     partitions: tuple[RanObject, ...]
     missing_topics: tuple[str, ...]
-
-
-class RunWithAnswersObject(RunObject):
-    """A run of a pipeline with an ack topic. Without one, zeros would read as an ack topic that got no answers."""
-
-    answers: dict[str, int]
-    warnings: tuple[str, ...]
+    answers: dict[str, int] | None = None
+    warnings: tuple[str, ...] | None = None
 
 
 def run_object(ran: RunResult, store: LedgerStore) -> RunObject:
@@ -180,10 +193,34 @@ def run_object(ran: RunResult, store: LedgerStore) -> RunObject:
             reads |= {"log_end": newest.log.end, "lag": newest.log.end - after.floor}
         partitions.append(RanObject(**{**dict(after), **reads}))
     partitions += [RanObject(topic=tp.topic, partition=tp.partition, why=NO_LEADER) for tp in ran.leaderless]
-    body: dict[str, Any] = {
-        "pipeline": store.pipeline, "turn": last.turn.n if last else None, "records": ran.calls,
-        "outcomes": dict(ran.outcomes), "partitions": tuple(partitions), "missing_topics": ran.missing,
-    }  # fmt: skip
-    if ran.answers is None:
-        return RunObject(**body)
-    return RunWithAnswersObject(**body, answers=dict(ran.answers), warnings=tuple(ran.warnings))
+    return RunObject(
+        pipeline=store.pipeline, turn=last.turn.n if last else None, records=ran.calls, outcomes=dict(ran.outcomes),
+        partitions=tuple(partitions), missing_topics=ran.missing,
+        answers=None if ran.answers is None else dict(ran.answers),
+        warnings=None if ran.answers is None else tuple(ran.warnings),
+    )  # fmt: skip
+
+
+class TurnObject(JsonObject):
+    """A settled turn, as `ackline history --json` lists it. `duration` is in seconds."""
+
+    lane: str
+    epoch: int
+    turn: int
+    kind: str
+    run_id: str
+    actor: str
+    reason: str
+    start: Time | None
+    end: Time
+    duration: float | None
+    partitions: int
+    records: int
+    outcomes: dict[str, int]
+
+
+class HistoryObject(JsonObject):
+    """The settled turns of a pipeline, the newest first."""
+
+    pipeline: str
+    turns: tuple[TurnObject, ...]

@@ -1,29 +1,57 @@
-"""The status of a pipeline: the newest settlement, compared with the present logs and commits of the broker."""
+"""Where a pipeline is: its newest settlement, compared with the present logs and commits of the broker.
 
-from collections.abc import Callable, Iterable, Mapping
+The status of a partition, of a topic and of a whole pipeline are JSON objects: `ackline status` prints them, and
+Airflow's metrics are made of them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
+from enum import IntEnum
+from typing import Annotated, Any
 
+from pydantic import Field, PlainSerializer, SerializerFunctionWrapHandler, model_serializer
+
+from ackline.actions.objects import JsonObject, Time, missing_keys
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import claimed_floors
 from ackline.lane.log_checks import KafkaView, observe_kafka
 from ackline.ledger.explain import HeldBy, held_by
 from ackline.ledger.fold import PendingKind
-from ackline.ledger.metrics import FETCH_MAX, FETCH_MEAN, FETCHES, TOTALS, due_retries, lag_seconds, oldest_pending
+from ackline.ledger.metrics import (
+    FETCH_MAX,
+    FETCH_MEAN,
+    FETCHES,
+    TOTALS,
+    StepFigures,
+    due_retries,
+    lag_seconds,
+    oldest_pending,
+    steps_json,
+)
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
-from ackline.ledger.turns import SettledPartition
+from ackline.ledger.turns import Plan, SettledPartition
 from ackline.steps.plan import preview_lane
+from ackline.tables.lease import Holder
+from ackline.tables.lease_file import holder_of
 
 MISSING, CREATED_AGAIN, TRUNCATED = "missing", "created again", "truncated"
 """Why a run stops at a partition: it is gone; its topic was created again; its log ends below what was read."""
 
-N = TypeVar("N", int, float)
+
+class _WithTotals(JsonObject):
+    """An object whose `totals` have a key for each outcome."""
+
+    @model_serializer(mode="wrap")
+    def _keys(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        keys: dict[str, Any] = {}
+        for key, value in values(self).items():
+            keys |= value if key == "totals" else {key: value}
+        return keys
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionStatus:
+class PartitionStatus(_WithTotals):
     """One partition.
 
     `floor` is that of the newest settlement or claim; every offset below `read` was read and handled. `lag` is
@@ -46,26 +74,25 @@ class PartitionStatus:
     floor: int
     complete_to: int
     pending: Mapping[PendingKind, int]
-    next_due: datetime | None
+    next_due: Time | None
     lag: int | None
     lag_seconds: float | None
     read: int
     due: int
     oldest_pending_offset: int | None
-    oldest_pending_at: datetime | None
+    oldest_pending_at: Time | None
     totals: Mapping[str, int]
     fetches: int | None
     fetch_seconds_mean: float | None
     fetch_seconds_max: float | None
     why: str | None = None
-    unsettled_since: datetime | None = None
+    unsettled_since: datetime | None = Field(default=None, exclude=True)
     """The time of the record at the floor, or of the first one above it that retention has left."""
-    held_by: HeldBy | None = None
+    held_by: HeldBy | None = Field(default=None, exclude=True)
     """The pending offset that holds the floor; None if nothing is pending, and under the claim of an open turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicStatus:
+class TopicStatus(_WithTotals):
     """All partitions of a topic: sums, and the maximum or minimum of values that can't be added.
 
     A value is None if it is unknown for every partition.
@@ -80,7 +107,7 @@ class TopicStatus:
     read: int
     pending: Mapping[PendingKind, int]
     due: int
-    oldest_pending_at: datetime | None
+    oldest_pending_at: Time | None
     lag: int | None
     lag_seconds: float | None
     totals: Mapping[str, int]
@@ -110,34 +137,35 @@ def status_and_missing(adapters: Adapters) -> tuple[list[PartitionStatus], tuple
     now, partitions = adapters.now(), []
     for tp, settled in sorted(lane.items()):
         log, same_log = view.bounds.get(tp), logs.get(tp)
+        is_known = same_log is not None and floors[tp] <= same_log.end
         committed = view.committed.get(tp)
         oldest, metrics = oldest_pending(settled.state), settled.metrics or {}
         partitions.append(
             PartitionStatus(
-                adapters.store.lane,
-                newest.turn.epoch if newest else 0,
-                tp.topic,
-                tp.partition,
-                log.start if log else None,
-                log.end if log else None,
-                committed.offset if committed else None,
-                floors[tp],
-                settled.state.complete_to,
-                settled.state.pending_by_kind(),
-                settled.state.next_due,
-                same_log.end - floors[tp] if same_log else None,
-                lag_seconds(tp in behind, times.get(tp), now) if same_log and floors[tp] <= same_log.end else None,
-                settled.state.complete_to,
-                due_retries(settled.state, now),
-                oldest,
-                times.get(tp) if oldest is not None and oldest == behind.get(tp) else None,
-                {word: (settled.totals or {}).get(word, 0) for word in TOTALS},
-                int(metrics[FETCHES]) if FETCHES in metrics else None,
-                metrics.get(FETCH_MEAN),
-                metrics.get(FETCH_MAX),
-                _why(adapters, tp, settled, view),
-                times.get(tp),
-                held_by(settled.state) if floors[tp] == settled.state.floor else None,
+                lane=adapters.store.lane,
+                epoch=newest.turn.epoch if newest else 0,
+                topic=tp.topic,
+                partition=tp.partition,
+                log_start=log.start if log else None,
+                log_end=log.end if log else None,
+                committed=committed.offset if committed else None,
+                floor=floors[tp],
+                complete_to=settled.state.complete_to,
+                pending=settled.state.pending_by_kind(),
+                next_due=settled.state.next_due,
+                lag=same_log.end - floors[tp] if same_log else None,
+                lag_seconds=lag_seconds(tp in behind, times.get(tp), now) if is_known else None,
+                read=settled.state.complete_to,
+                due=due_retries(settled.state, now),
+                oldest_pending_offset=oldest,
+                oldest_pending_at=times.get(tp) if oldest is not None and oldest == behind.get(tp) else None,
+                totals={word: (settled.totals or {}).get(word, 0) for word in TOTALS},
+                fetches=int(metrics[FETCHES]) if FETCHES in metrics else None,
+                fetch_seconds_mean=metrics.get(FETCH_MEAN),
+                fetch_seconds_max=metrics.get(FETCH_MAX),
+                why=_why(adapters, tp, settled, view),
+                unsettled_since=times.get(tp),
+                held_by=held_by(settled.state) if floors[tp] == settled.state.floor else None,
             )
         )
     return partitions, view.missing
@@ -168,25 +196,191 @@ def status_by_topic(partitions: Iterable[PartitionStatus]) -> list[TopicStatus]:
 
 
 def _topic_status(topic: str, partitions: list[PartitionStatus]) -> TopicStatus:
+    def of_known(combine: Callable[[list[Any]], Any], name: str) -> Any:
+        values = [value for each in partitions if (value := getattr(each, name)) is not None]
+        return combine(values) if values else None
+
+    sums = ("log_start", "log_end", "committed", "floor", "read", "due", "lag", "fetches")
+    highest = ("lag_seconds", "fetch_seconds_max")
     return TopicStatus(
-        topic,
-        len(partitions),
-        _of_known(sum, (p.log_start for p in partitions)),
-        _of_known(sum, (p.log_end for p in partitions)),
-        _of_known(sum, (p.committed for p in partitions)),
-        sum(p.floor for p in partitions),
-        sum(p.read for p in partitions),
-        {kind: sum(p.pending[kind] for p in partitions) for kind in PendingKind},
-        sum(p.due for p in partitions),
-        min((p.oldest_pending_at for p in partitions if p.oldest_pending_at is not None), default=None),
-        _of_known(sum, (p.lag for p in partitions)),
-        _of_known(max, (p.lag_seconds for p in partitions)),
-        {word: sum(p.totals[word] for p in partitions) for word in TOTALS},
-        _of_known(sum, (p.fetches for p in partitions)),
-        _of_known(max, (p.fetch_seconds_max for p in partitions)),
+        topic=topic,
+        partitions=len(partitions),
+        pending={kind: sum(each.pending[kind] for each in partitions) for kind in PendingKind},
+        oldest_pending_at=of_known(min, "oldest_pending_at"),
+        totals={word: sum(each.totals[word] for each in partitions) for word in TOTALS},
+        **{name: of_known(sum, name) for name in sums},
+        **{name: of_known(max, name) for name in highest},
     )
 
 
-def _of_known(combine: Callable[[list[N]], N], values: Iterable[N | None]) -> N | None:
-    known = [value for value in values if value is not None]
-    return combine(known) if known else None
+@dataclass(frozen=True, slots=True)
+class OpenTurn:
+    """The open turn of a lane. `holder` is the process that works on it; None if no process holds its lease."""
+
+    plan: Plan
+    holder: Holder | None
+
+
+def open_turn_of(adapters: Adapters) -> OpenTurn | None:
+    """Returns the turn of the lane that is planned and not settled, with the process that works on it."""
+    _, plan = adapters.newest_and_open_plan()
+    if plan is None:
+        return None
+    return OpenTurn(plan, holder_of(adapters.lease.file, plan.turn, adapters.lease.clock()) if adapters.lease else None)
+
+
+class HolderObject(JsonObject):
+    """The process that holds the lease of an open turn."""
+
+    run_id: str
+    host: str
+    process: int
+    since: Time
+    unrenewed_seconds: float
+    state: str
+
+    @classmethod
+    def of(cls, holder: Holder) -> "HolderObject":
+        """Returns a holder as an object."""
+        lease, unrenewed = holder.lease, round(holder.unrenewed.total_seconds(), 1)
+        return HolderObject(
+            run_id=lease.run_id, host=lease.host, process=lease.pid, since=lease.since, unrenewed_seconds=unrenewed,
+            state=holder.state.value,
+        )  # fmt: skip
+
+
+class OpenTurnObject(JsonObject):
+    """The open turn of a lane, with the process that works on it."""
+
+    epoch: int
+    turn: int
+    kind: str
+    planned_at: Time
+    run_id: str
+    actor: str
+    holder: HolderObject | None
+
+    @classmethod
+    def of(cls, open_turn: OpenTurn) -> "OpenTurnObject":
+        """Returns an open turn as an object."""
+        plan, holder = open_turn.plan, open_turn.holder
+        return OpenTurnObject(
+            epoch=plan.turn.epoch, turn=plan.turn.n, kind=plan.kind.value, planned_at=plan.planned_at,
+            run_id=plan.run_id, actor=plan.actor, holder=None if holder is None else HolderObject.of(holder),
+        )  # fmt: skip
+
+
+class StatusObject(JsonObject):
+    """The status of a lane. Only a pipeline with steps or outputs has steps."""
+
+    left_out = frozenset({"steps", "complete_latency_ms"})
+    pipeline: str
+    partitions: tuple[PartitionStatus, ...]
+    topics: tuple[TopicStatus, ...]
+    missing_topics: tuple[str, ...]
+    missing_partitions: tuple[str, ...]
+    steps: tuple[dict[str, Any], ...] | None = None
+    complete_latency_ms: dict[str, float | None] | None = None
+    open_turn: OpenTurnObject | None
+
+
+def status_object(
+    pipeline: str,
+    partitions: Sequence[PartitionStatus],
+    missing: Iterable[str],
+    steps: StepFigures | None,
+    open_turn: OpenTurn | None,
+) -> StatusObject:
+    """Returns the status of a lane, or of the chosen partitions of it, as an object."""
+    return StatusObject(
+        pipeline=pipeline,
+        partitions=tuple(partitions),
+        topics=tuple(status_by_topic(partitions)),
+        **missing_keys(missing),
+        **(steps_json(steps) if steps else {}),
+        open_turn=OpenTurnObject.of(open_turn) if open_turn else None,
+    )
+
+
+class Health(IntEnum):
+    """How a pipeline is, the worst first."""
+
+    UNREADABLE = 0
+    """Its file, its tables or its broker can't be read."""
+    STOPPED = 1
+    """Runs stop at a partition: its topic is missing, was created again, or its log is shorter than what was read."""
+    LOSING = 2
+    """Retention has taken records that are not settled."""
+    UNDELIVERED = 3
+    """Dead letters are not acknowledged."""
+    WAITING = 4
+    """Records wait for their retry, or for an answer."""
+    BEHIND = 5
+    """Records are not read yet."""
+    PAUSED = 6
+    """Partitions are paused, parked or without a leader, and nothing else is left."""
+    OK = 7
+
+
+class PipelineStatus(JsonObject):
+    """One pipeline. `lag` is the sum, `lag_seconds` the highest of its partitions; `problem` names why it is not ok."""
+
+    pipeline: str
+    health: Annotated[Health, PlainSerializer(lambda health: health.name.lower())]
+    partitions: int = 0
+    lag: int | None = None
+    lag_seconds: float | None = None
+    pending: int = 0
+    dead: int = 0
+    next_due: Time | None = None
+    problem: str | None = None
+
+
+class OverviewObject(JsonObject):
+    """The status of every pipeline, the worst first."""
+
+    pipelines: tuple[PipelineStatus, ...]
+
+
+def summary_of(pipeline: str, partitions: Sequence[PartitionStatus], missing: Sequence[str]) -> PipelineStatus:
+    """Returns the state of a pipeline, from that of its partitions; `missing` are topics that do not exist."""
+    health, problem = _health(partitions, missing)
+    lags = [status.lag for status in partitions if status.lag is not None]
+    return PipelineStatus(
+        pipeline=pipeline,
+        health=health,
+        partitions=len(partitions),
+        lag=sum(lags) if lags else None,
+        lag_seconds=max((age for status in partitions if (age := status.lag_seconds) is not None), default=None),
+        pending=sum(sum(status.pending.values()) for status in partitions),
+        dead=sum(status.totals["dead"] for status in partitions),
+        next_due=min((status.next_due for status in partitions if status.next_due), default=None),
+        problem=problem,
+    )
+
+
+def _health(partitions: Sequence[PartitionStatus], missing: Sequence[str]) -> tuple[Health, str | None]:
+    by_health: dict[Health, PartitionStatus] = {}
+    for status in partitions:
+        by_health.setdefault(_health_of(status), status)
+    if missing:
+        return Health.STOPPED, f"{missing[0]} does not exist"
+    if not partitions:
+        return Health.BEHIND, "has not run yet"
+    worst = min(by_health)
+    status = by_health[worst]
+    return worst, f"{status.topic}[{status.partition}]: {status.why}" if status.why else None
+
+
+def _health_of(status: PartitionStatus) -> Health:
+    if status.why in (MISSING, CREATED_AGAIN, TRUNCATED):
+        return Health.STOPPED
+    if status.log_start is not None and status.lag and status.floor < status.log_start:
+        return Health.LOSING
+    if status.pending[PendingKind.DEAD_LETTER]:
+        return Health.UNDELIVERED
+    if sum(status.pending.values()):
+        return Health.WAITING
+    if status.why:
+        return Health.PAUSED
+    return Health.BEHIND if status.lag else Health.OK

@@ -1,14 +1,12 @@
 """`ackline dead`: the records that were given up, by error class; one of them with its letter; another try for them."""
 
-import codecs
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple
 from typing import Annotated, Any
 
 import typer
 
-from ackline.actions.dead import DeadRecord, dead_classes, dead_record
+from ackline.actions.dead import DeadObject, DeadRecord, dead_classes, dead_record, dead_record_object, text_of
 from ackline.backfill.form import FROM, ID, MAX_RATE, MAX_RECORDS, REASON, TO, request_of
 from ackline.cli import formats, tables
 from ackline.cli.backfill import Session, Wait, new_id, perform
@@ -35,9 +33,6 @@ Redrive = Annotated[bool, typer.Option("--redrive", help="Handle them again: a b
 ShowValue = Annotated[
     bool, typer.Option("--show-value", help="Also print key, value and headers of the record. Needs a terminal.")
 ]
-
-FIELDS = (ERROR_CLASS, FROM, TO, ID, MAX_RECORDS, MAX_RATE, REASON)
-"""The fields of a redrive; the error class also chooses what is listed."""
 
 FIELDS = (ERROR_CLASS, FROM, TO, ID, MAX_RECORDS, MAX_RATE, REASON)
 """The fields of a redrive; the error class also chooses what is listed."""
@@ -87,18 +82,17 @@ def _list(name: str, lane: str, error_class: str | None, as_json: bool) -> None:
         found = dead_classes(adapters.store)
     shown = [each for each in found if error_class in (None, each.error_class)]
     if as_json:
-        classes = [formats.json_row(asdict(each)) for each in shown]
-        formats.print_json({"pipeline": name, "lane": lane, "dead": classes, "total": sum(e.count for e in shown)})
+        total = sum(each.count for each in shown)
+        formats.print_json(DeadObject(pipeline=name, lane=lane, dead=tuple(shown), total=total))
         return
     out = tables.console()
     if shown:
-        tables.print_table(out, None, ["error class", "records", "first", "last"], [list(astuple(e)) for e in shown])
+        rows = [[each.error_class, each.count, each.first, each.last] for each in shown]
+        tables.print_table(out, None, ["error class", "records", "first", "last"], rows)
     else:
         out.print("No record is dead.")
 
 
-MOST_BYTES = 64 * 1024
-"""Bytes of a value that `--show-value` prints at most."""
 EXAMPLE = "to show one dead record, name it as TOPIC PARTITION OFFSET, e.g. `orders 3 1041`"
 
 
@@ -115,7 +109,7 @@ def show(name: str, record: Sequence[str], lane: str, show_value: bool, now: str
     with opened(name, now, lane=lane, handler=False) as adapters:
         dead = dead_record(adapters, tp, offset)
     if as_json:
-        formats.print_json({"pipeline": name, "lane": lane, **_json_of(dead, show_value)})
+        formats.print_json(dead_record_object(name, lane, dead, show_value))
         return
     out = tables.console()
     for line in _lines(dead, show_value):
@@ -136,35 +130,6 @@ def _record_of(arguments: Sequence[str]) -> tuple[TopicPartition, int]:
         return TopicPartition(topic_name(topic), number), parse_offset(offset)
     except ValueError as error:
         raise ConfigError(f"{' '.join(arguments)}: {error}; {EXAMPLE}", key="RECORD") from None
-
-
-def _json_of(record: DeadRecord, show_value: bool) -> dict[str, Any]:
-    given_up, failure = record.given_up, record.failure
-    return {
-        **record.tp._asdict(),
-        "offset": record.offset,
-        **formats.json_of(given_up, "epoch turn run_id error_class"),
-        "error_message": failure.error_message if failure else None,
-        "attempts": record.explanation.attempts,
-        "failed_at": failure.at.isoformat() if failure and failure.at else None,
-        "dead_at": given_up.at.isoformat() if given_up.at else None,
-        "letter_topic": record.letter_topic,
-        "letter": None if record.letter is None else _letter_json(record.letter, show_value),
-    }
-
-
-def _letter_json(letter: FoundLetter, show_value: bool) -> dict[str, Any]:
-    # Pairs, and no object: a record may have several headers of the same name.
-    shown = [[name, text_of(value)] for name, value in letter.source_headers]
-    payload = {"key": text_of(letter.key), "value": text_of(letter.value)}
-    return {
-        **letter.tp._asdict(),
-        **formats.json_of(letter, "offset sent_at headers"),
-        "source_headers": shown if show_value else [name for name, _ in letter.source_headers],
-        "key_bytes": None if letter.key is None else len(letter.key),
-        "value_bytes": None if letter.value is None else len(letter.value),
-        **(payload if show_value else {}),
-    }
 
 
 def _lines(record: DeadRecord, show_value: bool) -> list[str]:
@@ -210,19 +175,6 @@ def printable(text: str | None, lines: bool = False) -> str:
         return "null"
     kept = "\n" if lines else ""
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
-
-
-def text_of(content: bytes | None) -> str | None:
-    """Returns UTF-8 text, or the hexadecimal form of other bytes, of the first MOST_BYTES; None for a null."""
-    if content is None:
-        return None
-    more = len(content) - MOST_BYTES
-    try:
-        # A character may be cut at the limit: then the decoder leaves it out.
-        text = codecs.getincrementaldecoder("utf-8")().decode(content[:MOST_BYTES], final=more <= 0)
-    except UnicodeDecodeError:
-        text = f"0x{content[:MOST_BYTES].hex()}"
-    return text + (f" … and {more:,} more bytes" if more > 0 else "")
 
 
 def _size_text(content: bytes | None) -> str:

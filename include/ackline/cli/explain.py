@@ -1,19 +1,25 @@
 """`ackline explain` and `ackline diff`: what holds a floor, what became of a record, and what another lane made of
 it."""
 
-from collections.abc import Iterator
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ackline.actions.dead import diff_lanes
+from ackline.actions.dead import diff_lanes, diff_object
+from ackline.actions.explain import (
+    ExplanationsObject,
+    OffsetExplanationObject,
+    PartitionExplanationObject,
+    explain_partitions,
+    explain_record,
+)
 from ackline.cli import formats, tables
 from ackline.cli.options import Json, Lane, Name, Now, opened
 from ackline.errors import ConfigError
-from ackline.ledger.account import ChangedRun, LaneDiff, Result
+from ackline.ledger.account import Result
 from ackline.ledger.explain import PartitionExplanation
-from ackline.ledger.explain_offset import Event, OffsetExplanation, attempt_sentence, story_json
+from ackline.ledger.explain_offset import OffsetExplanation, attempt_sentence
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.arguments import LAST
@@ -41,8 +47,6 @@ def explain(
 
     Examples: `ackline explain orders`, `ackline explain orders orders 3`, `ackline explain orders orders 3 1041`
     """
-    from ackline.actions.explain import explain_partitions, explain_record
-
     if topic is not None and partition is None:
         raise ConfigError("explain: give a partition after the topic, e.g. `orders 3`", key="PARTITION")
     tp = None if topic is None or partition is None else TopicPartition(topic, partition)
@@ -57,7 +61,7 @@ def explain(
 
 def _print_record(record: OffsetExplanation, has_steps: bool, as_json: bool) -> None:
     if as_json:
-        formats.print_json(record_json(record))
+        formats.print_json(OffsetExplanationObject.model_validate(record))
         return
     out = tables.console()
     out.print(record.sentence)
@@ -65,14 +69,16 @@ def _print_record(record: OffsetExplanation, has_steps: bool, as_json: bool) -> 
         tables.print_lines(out, filter(None, map(attempt_sentence, record.events)))
     if record.events:
         columns = ["epoch", "turn", "attempt", "outcome", "error_class", "at", "run_id"]
-        rows = [event_json(event) | {"at": event.at, "attempt": event.attempt or None} for event in record.events]
-        tables.print_table(out, None, columns, ([row[name] for name in columns] for row in rows), columns[1:6])
+        rows = [
+            [e.epoch, e.turn, e.attempt or None, e.outcome.value, e.error_class, e.at, e.run_id] for e in record.events
+        ]
+        tables.print_table(out, None, columns, rows, columns[1:6])
 
 
 def _print_partitions(name: str, explanations: list[PartitionExplanation], single: bool, as_json: bool) -> None:
     if as_json:
-        every = [partition_json(explanation) for explanation in explanations]
-        formats.print_json(every[0] if single else {"pipeline": name, "partitions": every})
+        every = tuple(PartitionExplanationObject.of(explanation) for explanation in explanations)
+        formats.print_json(every[0] if single else ExplanationsObject(pipeline=name, partitions=every))
         return
     out = tables.console()
     for explanation in explanations if single else explanations[:MOST]:
@@ -81,34 +87,6 @@ def _print_partitions(name: str, explanations: list[PartitionExplanation], singl
         out.print("The lane has no partition yet.")
     if not single and len(explanations) > MOST:
         out.print(f"… and {len(explanations) - MOST} more partitions with less lag. --json shows them all.")
-
-
-def partition_json(explanation: PartitionExplanation) -> dict[str, Any]:
-    """Returns a partition as `ackline explain --json` prints it."""
-    holder, retention = explanation.held_by, explanation.retention
-    return {
-        **explanation.tp._asdict(),
-        "floor": explanation.floor,
-        "held_by": holder and formats.json_of(holder, "offset kind attempts due error_class"),
-        "retention": formats.json_of(retention, "log_start eta"),
-        "sentence": explanation.sentence,
-    }
-
-
-def record_json(record: OffsetExplanation) -> dict[str, Any]:
-    """Returns an offset as `ackline explain --json` prints it."""
-    return {
-        **formats.json_of(record, "offset state attempts"),
-        "pending": record.pending and formats.json_of(record.pending, "kind attempts due error_class"),
-        "events": [event_json(event) for event in record.events],
-        "sentence": record.sentence,
-    }
-
-
-def event_json(event: Event) -> dict[str, Any]:
-    """Returns an event as `ackline explain --json` prints it. A decision has attempt 0."""
-    shown = formats.json_of(event, "epoch turn attempt outcome error_class at run_id")
-    return {**shown, "tree": story_json(event.tree)}
 
 
 Before = Annotated[str, typer.Argument(metavar="LANE", help="A lane: live or backfill-ID.", show_default=False)]
@@ -130,7 +108,7 @@ def diff(name: Name, before: Before, after: After, records: Records = False, as_
     with opened(name, handler=False) as adapters:
         found, changed = diff_lanes(adapters.store, before, after)
     if as_json:
-        formats.print_json(diff_json(found, before, after) | ({"records": records_json(changed)} if records else {}))
+        formats.print_json(diff_object(found, before, after, changed if records else None))
         return
     out = tables.console()
     rows = [[shown(old), shown(new), number] for (old, new), number in found.changed.most_common()]
@@ -143,27 +121,6 @@ def diff(name: Name, before: Before, after: After, records: Records = False, as_
             print(f"{run.tp} [{run.start}, {run.end}): {shown(run.before)} → {shown(run.after)}")
         if next(changed, None) is not None:
             print("… and more. --json shows them all.")
-
-
-def diff_json(found: LaneDiff, before: str, after: str) -> dict[str, Any]:
-    """Returns the comparison as JSON; the most frequent change comes first."""
-    return {
-        "same": found.same,
-        "changed": [
-            {"from": old._asdict(), "to": new._asdict(), "count": number}
-            for (old, new), number in found.changed.most_common()
-        ],
-        "only": {before: found.only[0], after: found.only[1]},
-    }
-
-
-def records_json(changed: Iterator[ChangedRun]) -> list[dict[str, Any]]:
-    """Returns the offsets that differ, as runs of the same change."""
-    return [
-        {**run.tp._asdict(), "start": run.start, "end": run.end}
-        | {"from": run.before._asdict(), "to": run.after._asdict()}
-        for run in changed
-    ]
 
 
 def shown(result: Result) -> str:

@@ -18,19 +18,20 @@ import pyarrow.parquet as pq
 import typer
 
 from ackline.actions.objects import JsonObject
-from ackline.actions.overview import OpenTurn
-from ackline.actions.status import PartitionStatus, TopicStatus
 from ackline.errors import ConfigError, FatalError
 
 
 def print_json(value: object) -> None:
     """Print a value as one line of JSON."""
-    print(json.dumps(value))
+    print(json.dumps(value.dump() if isinstance(value, JsonObject) else value))
 
 
 def print_result(body: JsonObject, text: str, as_json: bool) -> None:
     """Print a result as one line of JSON, or as text for a person."""
-    print(json.dumps(body.dump()) if as_json else text)
+    if as_json:
+        print_json(body)
+    else:
+        print(text)
 
 
 def print_json_list(values: Iterable[object]) -> int:
@@ -41,55 +42,6 @@ def print_json_list(values: Iterable[object]) -> int:
         printed += 1
     print("]" if printed else "[]")
     return printed
-
-
-def json_of(value: object, names: str) -> dict[str, Any]:
-    """Returns fields of a value, named in one text, as JSON holds them. A dictionary among them gives its own keys."""
-    fields: dict[str, Any] = {}
-    for name in names.split():
-        field = json_value(getattr(value, name.removeprefix("*")))
-        fields |= field if name.startswith("*") else {name: field}
-    return fields
-
-
-def status_json(status: PartitionStatus) -> dict[str, Any]:
-    """Returns a partition as `ackline status --json` prints it."""
-    return json_of(
-        status,
-        "lane epoch topic partition log_start log_end committed floor complete_to pending next_due lag lag_seconds "
-        "read due oldest_pending_offset oldest_pending_at *totals fetches fetch_seconds_mean fetch_seconds_max why",
-    )
-
-
-def open_turn_json(open_turn: OpenTurn | None) -> dict[str, Any] | None:
-    """Returns the open turn of a lane as `ackline status --json` prints it, with the process that works on it."""
-    if open_turn is None:
-        return None
-    plan, holder = open_turn.plan, open_turn.holder
-    shown = {"epoch": plan.turn.epoch, "turn": plan.turn.n, **json_of(plan, "kind planned_at run_id actor")}
-    if holder is None:
-        return {**shown, "holder": None}
-    lease, unrenewed = holder.lease, round(holder.unrenewed.total_seconds(), 1)
-    process = {**json_of(lease, "run_id host"), "process": lease.pid, "since": lease.since.isoformat()}
-    return {**shown, "holder": {**process, "unrenewed_seconds": unrenewed, "state": holder.state.value}}
-
-
-def topic_json(status: TopicStatus) -> dict[str, Any]:
-    """Returns a topic as `ackline status --json` prints it."""
-    return json_of(
-        status,
-        "topic partitions log_start log_end committed floor read pending due oldest_pending_at lag lag_seconds "
-        "*totals fetches fetch_seconds_max",
-    )
-
-
-def missing_json(names: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the topics and partitions that the file names and the broker does not have."""
-    missing = list(names)
-    return {
-        "missing_topics": [name for name in missing if not name.endswith("]")],
-        "missing_partitions": [name for name in missing if name.endswith("]")],
-    }
 
 
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")]
@@ -127,11 +79,10 @@ def write_rows(pages: Iterable[pa.Table], schema: pa.Schema, as_json: bool = Fal
 
 def json_row(row: dict[str, Any]) -> dict[str, Any]:
     """Returns a row whose values JSON can hold: times as ISO 8601 text, durations as seconds, decimals as numbers."""
-    return {name: json_value(value) for name, value in row.items()}
+    return {name: _json_value(value) for name, value in row.items()}
 
 
-def json_value(value: Any) -> Any:
-    """Returns a value that JSON can hold in the place of this one."""
+def _json_value(value: Any) -> Any:
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, timedelta):
@@ -139,9 +90,9 @@ def json_value(value: Any) -> Any:
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, Mapping):
-        return {str(name): json_value(inner) for name, inner in value.items()}
+        return {str(name): _json_value(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [json_value(inner) for inner in value]
+        return [_json_value(inner) for inner in value]
     if isinstance(value, bytes):
         return value.hex()
     return value
@@ -158,7 +109,7 @@ def harmless_cell(value: Any) -> Any:
 
     An error message comes from a record or a handler, so any sender of records may have chosen its first character.
     """
-    cell = json_value(value)
+    cell = _json_value(value)
     if isinstance(cell, dict | list):
         cell = json.dumps(cell)
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell

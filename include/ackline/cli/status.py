@@ -2,15 +2,24 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from ackline.actions.overview import Health, HeldBack, OpenTurn, PipelineStatus, held_back, open_turn_of, summary_of
-from ackline.actions.status import status_and_missing, status_by_topic
+from ackline.actions.explain import HeldBack, held_back
+from ackline.actions.objects import HistoryObject
+from ackline.actions.status import (
+    Health,
+    OpenTurn,
+    OverviewObject,
+    PipelineStatus,
+    open_turn_of,
+    status_and_missing,
+    status_object,
+    summary_of,
+)
 from ackline.cli import formats, tables
 from ackline.cli.options import (
     AnyLane,
@@ -28,7 +37,7 @@ from ackline.cli.options import (
 from ackline.errors import AcklineError, ConfigError
 from ackline.lane.adapters import Adapters
 from ackline.ledger.explain import span
-from ackline.ledger.metrics import StepFigures, steps_json
+from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE, TurnKind
 from ackline.pipeline.arguments import PartitionChoice
@@ -95,10 +104,7 @@ def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: st
         chosen = [tps[tp] for tp in choice.chosen(tps, name)] if choice != PartitionChoice() else every
         figures = _step_figures(adapters)
         if as_json:
-            body: dict[str, Any] = {"pipeline": name, "partitions": [formats.status_json(found) for found in chosen]}
-            body |= {"topics": [formats.topic_json(found) for found in status_by_topic(chosen)]}
-            body |= formats.missing_json(missing) | (steps_json(figures) if figures else {})
-            formats.print_json({**body, "open_turn": formats.open_turn_json(open_turn_of(adapters))})
+            formats.print_json(status_object(name, chosen, missing, figures, open_turn_of(adapters)))
             return
         shown = tables.worst_first(chosen)[: tables.MOST_PARTITIONS]
         held, time_now = held_back(adapters, shown), adapters.now()
@@ -174,16 +180,16 @@ def _show_all(now: str | None, as_json: bool) -> None:
     loaded = load_folder(folder)
     with ThreadPoolExecutor(_READERS) as pool:
         found = list(pool.map(lambda name: _summary(name, now), sorted(loaded.pipelines)))
-    found += [PipelineStatus(path.stem, Health.UNREADABLE, problem=str(e)) for path, e in loaded.broken.items()]
+    found += [_unreadable(path.stem, error) for path, error in loaded.broken.items()]
     worst = sorted(found, key=lambda summary: (summary.health, -(summary.lag or 0), summary.pipeline))
     if as_json:
-        formats.print_json({"pipelines": [_summary_json(summary) for summary in worst]})
+        formats.print_json(OverviewObject(pipelines=tuple(worst)))
         return
     rows = [
         [
             *(each.pipeline, each.health.name.lower(), each.partitions, each.lag),
             None if each.lag_seconds is None else round(each.lag_seconds),
-            *(each.pending, each.dead, tables.short_time(each.next_due), each.problem),
+            *(each.pending, each.dead, tables.short_time(each.next_due), each.problem or ""),
         ]
         for each in worst
     ]
@@ -199,13 +205,11 @@ def _summary(name: str, now: str | None) -> PipelineStatus:
             partitions, missing = status_and_missing(adapters)
         return summary_of(name, partitions, missing)
     except AcklineError as error:
-        return PipelineStatus(name, Health.UNREADABLE, problem=str(error))
+        return _unreadable(name, error)
 
 
-def _summary_json(summary: PipelineStatus) -> dict[str, Any]:
-    numbers = formats.json_of(summary, "partitions lag lag_seconds pending dead next_due")
-    shown = {"pipeline": summary.pipeline, "health": summary.health.name.lower(), **numbers}
-    return {**shown, "problem": summary.problem or None}
+def _unreadable(name: str, error: Exception) -> PipelineStatus:
+    return PipelineStatus(pipeline=name, health=Health.UNREADABLE, problem=str(error))
 
 
 Limit = Annotated[int, typer.Option(help="At most this many turns.", min=1, max=2**31)]
@@ -227,7 +231,7 @@ def history(name: Name, lane: AnyLane = None, limit: Limit = 20, acts: Acts = Fa
         check_lane(name, lane)
     turns = settled_turns(audit_root(), name, lane, limit, acts)
     if as_json:
-        formats.print_json({"pipeline": name, "turns": [formats.json_row(asdict(turn)) for turn in turns]})
+        formats.print_json(HistoryObject.model_validate({"pipeline": name, "turns": turns}))
         return
     columns = ["end", "turn", "kind", "seconds", "records", "outcomes", "actor", "run", "reason"]
     out = tables.console()
