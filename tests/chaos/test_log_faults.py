@@ -3,6 +3,7 @@
 In tests/e2e/test_log.py it changes between two runs.
 """
 
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -162,7 +163,7 @@ def test_fault_21_a_member_that_joins_before_the_commit_is_named_and_the_audit_i
     lane.plan()
     lane.replay()
     member = Consumer({"bootstrap.servers": lane.broker.bootstrap, "group.id": lane.group, "client.id": "intruder"})
-    with wire.closing(member):
+    with closing(member):
         member.subscribe([lane.topic])
         assert wait_until(lambda: member.poll(0.1) is None and bool(member.assignment()), 30)
         with pytest.raises(GroupBusy, match="intruder"):

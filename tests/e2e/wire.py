@@ -20,30 +20,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     OffsetSpec,
 )
 
-__all__ = [
-    "Read",
-    "Write",
-    "add_partitions",
-    "closing",
-    "commit_offset",
-    "committed_offset",
-    "delete_records",
-    "delete_topic",
-    "log_end",
-    "log_start",
-    "member",
-    "open_transaction",
-    "produce",
-    "produce_aborted",
-    "produce_committed",
-    "produce_raw_headers",
-    "read",
-    "retry_until_ready",
-    "set_topic_config",
-    "topics",
-    "wait_until_stable",
-]
-
 T = TypeVar("T")
 SECONDS = 30.0
 Headers = list[tuple[str, bytes | None]]
@@ -136,12 +112,6 @@ def open_transaction(bootstrap: str, topic: str, records: Iterable[Write], *, pa
 def produce_aborted(bootstrap: str, topic: str, records: Iterable[Write], *, partition: int = 0) -> None:
     """Produce records in a transaction that is aborted; its marker takes one more offset."""
     open_transaction(bootstrap, topic, records, partition=partition).abort_transaction(SECONDS)
-    wait_until_stable(bootstrap, topic, partition)
-
-
-def produce_committed(bootstrap: str, topic: str, records: Iterable[Write], *, partition: int = 0) -> None:
-    """Produce records in a transaction that is committed; its marker takes one more offset."""
-    open_transaction(bootstrap, topic, records, partition=partition).commit_transaction(SECONDS)
     wait_until_stable(bootstrap, topic, partition)
 
 
@@ -272,9 +242,12 @@ def commit_offset(bootstrap: str, group: str, tp: tuple[str, int], offset: int, 
 
 
 @contextmanager
-def member(bootstrap: str, group: str, topic: str, client_id: str = "member") -> Iterator[None]:
+def member(
+    bootstrap: str, group: str, topic: str, client_id: str = "member", protocol: str = "classic"
+) -> Iterator[None]:
     """A live member of the group, which has the topic's partitions while the block runs, and commits nothing."""
-    settings = {"bootstrap.servers": bootstrap, "group.id": group, "client.id": client_id, "enable.auto.commit": False}
+    settings = {"bootstrap.servers": bootstrap, "group.id": group, "client.id": client_id, "enable.auto.commit": False,
+                "group.protocol": protocol}  # fmt: skip
     with closing(Consumer(settings)) as consumer:
         consumer.subscribe([topic])
         deadline = time.monotonic() + SECONDS

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from ackline.errors import ConfigError
+from ackline.kafka import clients
 from ackline.kafka.config import REQUIRED, client_config, mask_secrets
 from ackline.pipeline.properties import ignored_properties, refused_properties
 
@@ -114,3 +115,9 @@ def test_i13_a_message_of_kafkas_client_shows_no_secret() -> None:
 def test_checking_a_pipeline_file_loads_no_client() -> None:
     code = "import sys, ackline.kafka.config; sys.exit('confluent_kafka' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_i13_a_refused_configuration_is_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="refuses its configuration") as raised:
+        clients.admin({**BROKER, "ssl.key.pem": 5, "secret.x": "canary"})
+    assert "canary" not in str(raised.value)

@@ -159,14 +159,6 @@ def test_large_records_of_several_partitions_do_not_starve_each_other(
     assert all(isinstance(r, Found) and r.message.value() == large for r in found)
 
 
-def test_offsets_below_the_log_start_are_expired_and_no_other_s41(broker: Broker, name: str) -> None:
-    fill(broker, name, 1000)
-    delete_before(broker, name, 400)
-    assert read(broker, name, [0, 7, 399, 400, 999]) == [*expired(0, 7, 399), *values([400, 999])]
-    delete_before(broker, name, 1000)
-    assert read(broker, name, [0, 999]) == expired(0, 999), "an empty log needs no record as the proof"
-
-
 def test_retention_that_overtakes_a_read_is_noticed_s41(broker: Broker, reader: ExactReader, name: str) -> None:
     fill(broker, name, 100_000)
     results = reader.read({TopicPartition(name, 0): [10, 30_000, 60_000, 99_999]})
@@ -176,14 +168,6 @@ def test_retention_that_overtakes_a_read_is_noticed_s41(broker: Broker, reader: 
     assert answers([first]) == values([10])
     assert [second] in (expired(30_000), values([30_000]))  # it may have been fetched already
     assert rest == [*expired(60_000), *values([99_999])]
-
-
-def test_compaction_is_distinguished_from_neighbours_that_are_still_there_s40(broker: Broker, topic: MakeTopic) -> None:
-    name = topic(config=COMPACTED)
-    put(broker, name, [(b"a", b"0"), (b"b", b"1"), (b"a", b"2"), (b"c", b"3"), (b"b", b"4"), (b"d", b"5")])
-    compact(broker, name, [0, 1])
-    assert read(broker, name, range(6)) == [*compacted(0, 1), *values([2, 3, 4, 5])]
-    assert read(broker, name, [1]) == compacted(1)
 
 
 @pytest.mark.parametrize("idempotent", [True, False], ids=["idempotent", "plain"])
@@ -200,15 +184,6 @@ def test_compaction_with_no_record_left_behind_it_is_proved_by_the_end_s40(
     assert offsets(broker, name, "read_committed") == []
     assert read(broker, name, [0, 1]) == compacted(0, 1)
     assert read(broker, name, [1]) == compacted(1)
-
-
-def test_aborted_records_are_passed_under_read_committed_and_found_without_s43(broker: Broker, name: str) -> None:
-    put(broker, name, [(None, b"0")])
-    aborted(broker, name, [b"1", b"2"])  # with a marker at 3
-    put(broker, name, [(None, b"4")])
-    assert read(broker, name, range(5)) == [*values([0]), *compacted(1, 2, 3), *values([4])]
-    uncommitted = read_exactly(config(broker), "read_uncommitted", {TopicPartition(name, 0): range(5)})
-    assert answers(uncommitted) == [*values([0, 1, 2]), *compacted(3), *values([4])]
 
 
 def test_an_aborted_tail_is_passed_by_reaching_the_end_s6(broker: Broker, name: str) -> None:

@@ -5,10 +5,8 @@ The group on a real broker: commits from outside are checked, and a coordinator 
 
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +23,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
 from tests.conftest import MakeTopic
+from tests.e2e import wire
 from tests.kafka.kafka_log import config, fill
 
 FINE, BAD = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -116,18 +115,6 @@ def tp(topic: MakeTopic) -> TopicPartition:
     return TopicPartition(topic(partitions=3), 0)
 
 
-def test_commits_are_read_back_with_their_metadata_also_offset_0_s31(our_group: Group, tp: TopicPartition) -> None:
-    zero, none = TopicPartition(tp.topic, 1), TopicPartition(tp.topic, 2)
-    wanted = {tp: Committed(7, '{"ledger": "é", "n": 1}'), zero: Committed(0, "")}
-    assert our_group.committed([tp, zero, none]) == {}
-    our_group.commit(wanted)
-    assert our_group.committed([tp, zero, none]) == wanted
-    our_group.commit({tp: Committed(3, "back")})
-    our_group.commit({})
-    assert our_group.committed([tp, zero, none]) == {**wanted, tp: Committed(3, "back")}
-    assert our_group.committed([]) == {}
-
-
 @pytest.mark.parametrize("metadata", [None, "", "not json", "\x01\x02", "{", "😀" * 10], ids=repr)
 def test_foreign_metadata_is_read_as_it_is_s31(
     broker: Broker, our_group: Group, tp: TopicPartition, metadata: str | None
@@ -137,14 +124,6 @@ def test_foreign_metadata_is_read_as_it_is_s31(
     other.commit(offsets=[offset], asynchronous=False)
     other.close()
     assert our_group.committed([tp]) == {tp: Committed(5, metadata or "")}
-
-
-def test_a_missing_partition_has_no_commit_and_takes_none(our_group: Group) -> None:
-    tp = TopicPartition("nowhere", 0)
-    assert our_group.committed([tp]) == {}
-    with pytest.raises(FatalError, match=r"nowhere\[0\]: UNKNOWN_TOPIC_OR_PART") as raised:
-        our_group.commit({tp: Committed(1, "")})
-    assert raised.value.topic == "nowhere"
 
 
 def test_one_refused_partition_raises_although_the_request_succeeds(our_group: Group, tp: TopicPartition) -> None:
@@ -157,38 +136,13 @@ def test_one_refused_partition_raises_although_the_request_succeeds(our_group: G
         our_group.commit({tp: Committed(-1, "")})
 
 
-@contextmanager
-def member(broker: Broker, topic: str, group: str, protocol: str) -> Iterator[None]:
-    """A live member of the group, which polls."""
-    consumer = Consumer({
-        "bootstrap.servers": broker.bootstrap, "group.id": group, "client.id": "member", "group.protocol": protocol,
-        "enable.auto.commit": False,
-    })  # fmt: skip
-    joined, ended = threading.Event(), threading.Event()
-
-    def poll() -> None:
-        while not ended.is_set():
-            consumer.poll(0.1)
-
-    consumer.subscribe([topic], on_assign=lambda *_: joined.set())
-    polling = threading.Thread(target=poll)
-    polling.start()
-    try:
-        assert joined.wait(30)
-        yield
-    finally:
-        ended.set()
-        polling.join()
-        consumer.close()
-
-
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_group_with_live_members_takes_no_commit_and_names_them_s37(
     broker: Broker, our_group: Group, tp: TopicPartition, protocol: str
 ) -> None:
     fill(broker, tp.topic, 10)
     our_group.commit({tp: Committed(4, "ours")})
-    with member(broker, tp.topic, our_group.group_id, protocol):
+    with wire.member(broker.bootstrap, our_group.group_id, tp.topic, protocol=protocol):
         assert our_group.members() == ["member (127.0.0.1)"]
         with pytest.raises(GroupBusy, match=rf"{our_group.group_id} .*member \(127\.0\.0\.1\).*stop them"):
             our_group.commit({tp: Committed(6, "ours")})

@@ -1,11 +1,12 @@
-"""Properties for Java's Kafka client: their counterparts, its login and its certificates."""
+"""Properties for Java's Kafka client: their counterparts, its login and its certificates. Those that a connection names
+by path travel with a job as text."""
 
 from pathlib import Path
 
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.kafka.config import DROPPED, client_config, java_properties
+from ackline.kafka.config import DROPPED, client_config, inlined_certificates, java_properties
 
 BROKER = {"bootstrap.servers": "127.0.0.1:9092"}
 PEM = "-----BEGIN CERTIFICATE-----\nQUJD\n-----END CERTIFICATE-----\n"
@@ -105,3 +106,40 @@ def test_a_property_without_a_counterpart_is_refused_by_name(given: dict[str, ob
 
 def test_no_dropped_property_is_about_the_connection_or_security() -> None:
     assert not [name for name in DROPPED if name.startswith(("sasl.", "ssl.", "security.", "bootstrap."))]
+
+
+# ---- certificates as text
+
+SASL_BROKER = {**BROKER, "security.protocol": "sasl_ssl"}
+
+
+def named(tmp_path: Path) -> dict[str, str]:
+    files = {"ssl.ca": PEM, "ssl.certificate": PEM, "ssl.key": KEY}
+    for prefix, text in files.items():
+        (tmp_path / prefix).write_text(text)
+    return SASL_BROKER | {f"{prefix}.location": str(tmp_path / prefix) for prefix in files}
+
+
+def test_files_are_replaced_by_their_text(tmp_path: Path) -> None:
+    inlined = inlined_certificates(named(tmp_path))
+    assert inlined == SASL_BROKER | {"ssl.ca.pem": PEM, "ssl.certificate.pem": PEM, "ssl.key.pem": KEY}
+
+
+def test_java_s_client_gets_the_same_certificates_from_the_text(tmp_path: Path) -> None:
+    config = {**named(tmp_path), "security.protocol": "ssl"}
+    assert java_properties(inlined_certificates(config)) == java_properties(config)
+
+
+def test_what_librdkafka_takes_as_a_file_or_finds_itself_stays(tmp_path: Path) -> None:
+    config = SASL_BROKER | {"ssl.ca.location": "probe", "ssl.keystore.location": "/etc/client.p12"}
+    assert inlined_certificates(config) == config
+
+
+def test_a_file_that_can_not_be_read_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"`ssl\.ca\.location` \(/no/such/file\) can't be read"):
+        inlined_certificates(SASL_BROKER | {"ssl.ca.location": "/no/such/file"})
+
+
+def test_without_tls_no_file_is_opened() -> None:
+    config = {"bootstrap.servers": "127.0.0.1:9092", "ssl.ca.location": "/no/such/file"}
+    assert inlined_certificates(config) == config

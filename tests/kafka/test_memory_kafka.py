@@ -1,13 +1,10 @@
 """Group, cluster and exact reader in memory and at a real broker pass the same tests, so that no double can drift."""
 
-import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
 
 import pytest
-from confluent_kafka import Consumer
 
 from ackline.errors import FatalError, GroupBusy
 from ackline.kafka.cluster import Cluster
@@ -19,24 +16,11 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.local.broker import Broker
 from tests.conftest import MakeTopic
+from tests.e2e import wire
 from tests.kafka import kafka_log
 from tests.support.memory import World
 from tests.support.memory_kafka import MemoryCluster, MemoryGroup, MemoryReader
 from tests.tables.lane_rows import NOON
-
-
-class Log(Protocol):
-    """One partition of a topic and one consumer group, of either kind."""
-
-    tp: TopicPartition
-
-    def group(self) -> AbstractContextManager[Group]: ...
-    def cluster(self) -> AbstractContextManager[Cluster]: ...
-    def reader(self) -> AbstractContextManager[ExactReader]: ...
-    def produce(self, values: Sequence[bytes]) -> None: ...
-    def abort(self, values: Sequence[bytes]) -> None: ...
-    def expire(self, before: int) -> None: ...
-    def member(self) -> AbstractContextManager[object]: ...
 
 
 class LogInMemory:
@@ -100,22 +84,12 @@ class LogOfABroker:
     def expire(self, before: int) -> None:
         kafka_log.delete_before(self._broker, self.tp.topic, before)
 
-    @contextmanager
-    def member(self) -> Iterator[object]:
-        consumer = Consumer(
-            {"bootstrap.servers": self._broker.bootstrap, "group.id": self._group, "client.id": "contract"}
-        )
-        joined = threading.Event()
-        consumer.subscribe([self.tp.topic], on_assign=lambda *_: joined.set())
-        try:
-            for _ in range(600):
-                consumer.poll(0.1)
-                if joined.is_set():
-                    break
-            assert joined.is_set()
-            yield None
-        finally:
-            consumer.close()
+    def member(self) -> AbstractContextManager[object]:
+        return wire.member(self._broker.bootstrap, self._group, self.tp.topic, client_id="contract")
+
+
+Log = LogInMemory | LogOfABroker
+"""One partition of a topic and one consumer group, of either kind."""
 
 
 @pytest.fixture(params=["memory", "broker"])
@@ -129,11 +103,13 @@ def log(request: pytest.FixtureRequest) -> Log:
 
 def test_s31_what_was_committed_is_read_back_and_offset_0_is_not_unset(log: Log) -> None:
     with log.group() as group, log.group() as other:
-        assert group.committed([log.tp]) == {}
-        group.commit({log.tp: Committed(0, '{"n": 1}')})
-        assert other.committed([log.tp]) == {log.tp: Committed(0, '{"n": 1}')}
-        other.commit({log.tp: Committed(5, "")})
-        assert group.committed([log.tp]) == {log.tp: Committed(5, "")}
+        assert group.committed([log.tp]) == group.committed([]) == {}
+        group.commit({log.tp: Committed(0, '{"ledger": "é", "n": 1}')})
+        group.commit({})
+        assert other.committed([log.tp]) == {log.tp: Committed(0, '{"ledger": "é", "n": 1}')}
+        for offset in (5, 3):
+            other.commit({log.tp: Committed(offset, "")})
+            assert group.committed([log.tp]) == {log.tp: Committed(offset, "")}
 
 
 def test_what_is_not_there_has_no_commit_and_takes_none(log: Log) -> None:

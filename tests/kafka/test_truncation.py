@@ -3,11 +3,8 @@
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import pytest
-from confluent_kafka import TopicPartition as ClientPartition
-from confluent_kafka.admin import AdminClient
 
 from ackline.errors import TransientError
 from ackline.kafka.cluster import Cluster
@@ -19,19 +16,6 @@ from tests.ledger.strategies import NOON
 from tests.support.brokers import Brokers
 from tests.support.memory import World
 from tests.support.memory_kafka import MemoryCluster
-
-
-class Replicated(Protocol):
-    """A partition with a replica beside its leader."""
-
-    tp: TopicPartition
-
-    def cluster(self) -> AbstractContextManager[Cluster]: ...
-    def produce(self, count: int) -> None: ...
-    def expire(self, before: int) -> None: ...
-    def hand_over(self) -> None: ...
-    def lag(self) -> None: ...
-    def elect_lagging(self) -> None: ...
 
 
 class InMemory:
@@ -78,9 +62,7 @@ class OnBrokers:
         wire.produce(self._brokers.bootstrap, self.tp.topic, [wire.Write(b"{}")] * count)
 
     def expire(self, before: int) -> None:
-        admin = AdminClient({"bootstrap.servers": self._brokers.bootstrap})
-        for answer in admin.delete_records([ClientPartition(*self.tp, before)]).values():
-            answer.result(30)
+        wire.delete_records(self._brokers.bootstrap, self.tp, before)
 
     def hand_over(self) -> None:
         self._brokers.await_in_sync(self.tp.topic, {2, 3})
@@ -95,6 +77,10 @@ class OnBrokers:
         self._brokers.nodes[2].kill()
         self._brokers.nodes[3].start()
         self._brokers.await_leader(self.tp.topic, 3)
+
+
+Replicated = InMemory | OnBrokers
+"""A partition with a replica beside its leader, of either kind."""
 
 
 @pytest.fixture(params=["memory", "brokers"])

@@ -43,37 +43,6 @@ def by_word(record: Record) -> Any:
     return word
 
 
-def checks(record: Record) -> None:
-    """Fails if a record differs from what `tests.spark.test_records` has produced."""
-    expected = json.loads(dict(record.headers)["expected"] or b"{}")
-    value = None if record.value is None else [len(record.value), record.value[:8].hex()]
-    key = None if record.key is None else record.key.hex()
-    names = [name for name, _ in record.headers]
-    assert (key, value, names) == (expected["key"], expected["value"], expected["names"])
-    assert record.timestamp is not None
-    assert record.timestamp.timestamp() * 1000 == expected["timestamp"]
-    assert all(text is None for name, text in record.headers if name == "none")
-
-
-@arrow_handler
-def arrow_checks(batch: pa.RecordBatch) -> list[str]:
-    """Calls `checks` on each record."""
-    for row in batch.to_pylist():
-        headers = tuple((pair["key"], pair["value"]) for pair in row.pop("headers"))
-        checks(Record(**row, headers=headers))
-    return ["acked"] * batch.num_rows
-
-
-@column_handler
-def column_checks(records: DataFrame) -> Column:
-    """Fails if a record differs in what an expression can compare."""
-    expected = F.filter("headers", lambda pair: pair["key"] == "expected")[0]["value"].cast("string")
-    same_key = F.lower(F.hex("key")).eqNullSafe(F.get_json_object(expected, "$.key"))
-    same_size = F.octet_length("value").eqNullSafe(F.get_json_object(expected, "$.value[0]").cast("int"))
-    same_time = F.unix_millis("timestamp") == F.get_json_object(expected, "$.timestamp").cast("long")
-    return F.when(same_key & same_size & same_time & F.col("attempt").isin(1, 2), "acked").otherwise("failed")
-
-
 @arrow_handler
 def arrow_words(batch: pa.RecordBatch) -> list[str]:
     """Returns the values as outcomes."""

@@ -32,13 +32,3 @@ def notes(batch: pa.RecordBatch) -> list[str]:
     """Takes text in a column."""
     assert batch.schema.field("value").type == pa.string()
     return ["skipped" if value == "skip" else "acked" for value in batch.column("value").to_pylist()]
-
-
-def avro(record: Record) -> None:
-    """Takes Avro keys and values."""
-    assert record.value == {"id": int(record.key), "customer": "Alice"}, record
-
-
-def document(record: Record) -> None:
-    """Takes values with a JSON Schema."""
-    assert isinstance(record.value["id"], int), record

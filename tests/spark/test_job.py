@@ -18,6 +18,7 @@ from ackline.spark.lineage import tasks_for
 from tests.conftest import MakeTopic
 from tests.kafka.kafka_log import delete_before, fill, put
 from tests.spark.lab import Lab, run_script
+from tests.worker.isolation.lab import EXPECTED, GROUPED, SPLIT, WORDS, items
 
 JOURNAL = "tests.support.journal:handle"
 
@@ -143,16 +144,6 @@ def test_partitions_that_share_a_task_get_their_own_outcomes_in_their_order(lab:
     assert set(result.fetches) <= set(tps)
 
 
-def test_a_range_that_is_gone_fails_the_task_that_it_shares(lab: Lab) -> None:
-    name = lab.topic(8)
-    tps = [TopicPartition(name, partition) for partition in range(8)]
-    for tp in tps:
-        fill(lab.broker, name, 20, tp.partition)
-    delete_before(lab.broker, name, 10)
-    with pytest.raises(RangeGone):
-        run_replay(lab.spark, lab.job("ack", {tp: (5 if tp is tps[0] else 10, 20) for tp in tps}))
-
-
 def run_and_die(
     broker: Broker, topic: str, folder: Path, once: bool
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
@@ -196,3 +187,27 @@ def test_s50_a_task_that_may_have_handled_its_records_is_not_done_again(
     done, calls = run_and_die(broker, topic(), tmp_path, once=True)
     assert "Spark tried a task again under at_most_once" in done.stderr
     assert len(calls) == len(set(calls))
+
+
+# ---- isolation: a handler in processes of its own, beside Spark's Python workers (faults 11 and 12)
+
+
+def test_what_kills_or_hangs_its_process_fails_alone(lab: Lab) -> None:
+    """Fresh records of one partition and retries of another, in one job."""
+    name = lab.topic(2)
+    for partition in range(2):
+        put(lab.broker, name, [(b"k", word) for word in WORDS], partition)
+    fresh, retries = TopicPartition(name, 0), TopicPartition(name, 1)
+    attempts = {retries: dict.fromkeys(range(1, 6), 2)}
+    job = lab.job("by_deed", {fresh: (0, 6)}, attempts, isolated=True, record_timeout=3.0)
+    result = lab.run(job)
+    assert (lab.outcomes(job), result.calls) == (EXPECTED + EXPECTED[1:], 9)
+
+
+def test_a_tuple_that_kills_its_process_fails_its_record_alone(lab: Lab) -> None:
+    """In the task of a step behind an exchange, at most once."""
+    records = [items({}, {}), items({}, {"second": "segfault"}, {}), items({}, {})]
+    tp = lab.put(*(json.dumps({"items": record}).encode() for record in records))
+    job = lab.ran(SPLIT, {tp: (0, 3)}, topology=GROUPED, isolated=True, once=True)
+    assert lab.outcomes(job) == [(0, "acked", None), (1, "failed", "WorkerLost"), (2, "acked", None)]
+    assert set(lab.calls(tp.topic).values()) == {1}

@@ -1,9 +1,6 @@
 """What the log may hold (S1, S6, S40, S43, S44): everything that exists is handled once, exactly as it was produced."""
 
-import json
 from contextlib import closing
-
-import pytest
 
 from ackline.kafka.cluster import Cluster
 from ackline.ledger.offsets import TopicPartition
@@ -15,50 +12,15 @@ from tests.kafka.kafka_log import (
     config,
     delete_before,
     offsets,
-    producer,
     put,
     transaction,
 )
 from tests.spark.lab import Lab
 
-ODD = [
-    (b"k", b"plain"), (None, b"without a key"), (b"", b""), (b"\xff\xfe", b"\xc3\x28 undecodable \x00"),
-    (b"big", b"x" * 900_000), (b"k", '{"é": "<script>"}'.encode()),
-]  # fmt: skip
-
-
-def produce_odd(lab: Lab, name: str) -> int:
-    """Produces each odd record four times, with a header that describes it. Returns how many records those are."""
-    client = producer(lab.broker, **{"message.max.bytes": 2_000_000, "compression.type": "lz4"})
-    for number in range(4 * len(ODD)):
-        key, value = ODD[number % len(ODD)]
-        names = ["expected", "twice", "none", "twice", "bytes"]
-        time = 1_700_000_000_000 + number
-        described = {"key": None if key is None else key.hex(), "value": [len(value), value[:8].hex()]}
-        expected = {**described, "names": names, "timestamp": time}
-        texts: list[str | bytes | None] = [json.dumps(expected).encode(), b"1", None, b"2", b"\xff\x00"]
-        client.produce(name, value, key, headers=list(zip(names, texts, strict=True)), timestamp=time)
-    assert client.flush(30) == 0
-    return 4 * len(ODD)
-
 
 def log_end(lab: Lab, tp: TopicPartition) -> int:
     with closing(Cluster(config(lab.broker), "read_uncommitted")) as cluster:
         return cluster.bounds([tp])[tp].end
-
-
-@pytest.mark.parametrize("handler", ["checks", "arrow_checks", "column_checks"])
-def test_odd_records_reach_the_handler_as_produced(lab: Lab, handler: str) -> None:
-    """S44: null keys, empty values, undecodable bytes, 900 KB values, headers: each has an outcome, fresh or retry."""
-    name = lab.topic(1, {"retention.ms": "-1"})
-    count = produce_odd(lab, name)
-    tp = TopicPartition(name, 0)
-    fresh = lab.ran(handler, {tp: (0, count)})
-    assert lab.outcomes(fresh) == [(offset, "acked", None) for offset in range(count)]
-    assert lab.rows(fresh)[3]["record_timestamp"].timestamp() * 1000 == 1_700_000_000_003
-    retries = lab.ran(handler, None, {tp: dict.fromkeys(range(0, count, 2), 2)})
-    assert lab.outcomes(retries) == [(offset, "acked", None) for offset in range(0, count, 2)]
-    assert {row["attempt"] for row in lab.rows(retries)} == {2}
 
 
 def test_an_aborted_or_open_transaction_is_not_handled_under_read_committed(lab: Lab) -> None:

@@ -14,7 +14,7 @@ import pytest
 from ackline.errors import ConfigError
 from ackline.tables.sql import sql_result, table_folders
 from ackline.tables.store import LedgerStore
-from tests.cli.test_cookbook import ANSWERS, blocks, plain
+from tests.cli.cookbook import ANSWERS, blocks, plain
 from tests.e2e.lab import ROOT
 from tests.tables.hard_story import begin_hard_story
 from tests.tables.story import begin_story

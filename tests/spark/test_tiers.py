@@ -4,19 +4,26 @@ tests/worker/test_tasks.py."""
 import pytest
 
 from ackline.errors import ConfigError
+from ackline.ledger.offsets import TopicPartition
 from ackline.spark.job import check_replay
 from ackline.spark.lineage import manifests_of
 from ackline.worker.streams import load_handler_or_streams
+from tests.kafka.kafka_log import delete_before, put
 from tests.spark.lab import Lab
-
-WORDS = [b"acked", b"failed", b"skipped", b"dead", None, b"nonsense"]
-EXPECTED: list[tuple[int, str, str | None]] = [
-    (0, "acked", None), (1, "failed", None), (2, "skipped", "Skip"), (3, "failed", "Dead"), (4, "skipped", "Tombstone"),
-]  # fmt: skip
+from tests.spark.tiers import (
+    EXPECTED,
+    KEY_WORDS,
+    KEYS,
+    OUTCOME_WORDS,
+    SECRET,
+    check_counts_alone,
+    check_retries,
+    hash_of,
+)
 
 
 def test_an_expression_returns_the_outcome_of_each_row(lab: Lab) -> None:
-    tp = lab.put(*WORDS[:5])
+    tp = lab.put(*OUTCOME_WORDS[:5])
     job = lab.job("column_words", {tp: (0, 5)})
     result = lab.run(job)
     assert (lab.outcomes(job), result.calls) == (EXPECTED, 4)
@@ -24,7 +31,7 @@ def test_an_expression_returns_the_outcome_of_each_row(lab: Lab) -> None:
 
 def test_an_invalid_word_fails_its_row_of_an_expression(lab: Lab) -> None:
     """Fault 13."""
-    tp = lab.put(*WORDS)
+    tp = lab.put(*OUTCOME_WORDS)
     column = lab.ran("column_words", {tp: (0, 6)})
     assert lab.outcomes(column) == [*EXPECTED, (5, "failed", "InvalidOutcome")]
 
@@ -75,20 +82,31 @@ def test_retries_meet_the_same_handler_with_their_own_attempt(lab: Lab, handler:
     check_retries(lab, handler)
 
 
-def check_retries(lab: Lab, handler: str) -> None:
-    """Fails unless fresh records and retries have the outcomes that their values name, and their own attempts."""
-    a, b, c = tps = lab.partitions(2, 1)
-    first, second = a.topic, c.topic
-    bad, good = (b"fail", b"ok") if handler == "by_word" else (b"failed", b"acked")
-    for tp in tps:
-        lab.put_records(tp, [(None, value) for value in [good, bad, good, bad, good]])
-    job = lab.job(handler, {a: (2, 5), c: (0, 5)}, {a: {1: 4}, b: {0: 2, 3: 3, 4: 2}})
-    result = lab.run(job)
-    rows = [(row["topic"], row["partition"], row["offset"], row["attempt"], row["outcome"]) for row in lab.rows(job)]
-    expected = [
-        (first, 0, 1, 4, "failed"), (first, 0, 2, 1, "acked"), (first, 0, 3, 1, "failed"), (first, 0, 4, 1, "acked"),
-        (first, 1, 0, 2, "acked"), (first, 1, 3, 3, "failed"), (first, 1, 4, 2, "acked"),
-        *[(second, 0, offset, 1, "failed" if offset % 2 else "acked") for offset in range(5)],
-    ]  # fmt: skip
-    assert (sorted(rows), result.calls) == (sorted(expected), 12)
-    assert 4 <= result.fetched_for_retries <= 10
+def test_waits_are_counted_of_each_partition_and_rows_may_be_counted_only(lab: Lab) -> None:
+    check_counts_alone(lab, "column_words")
+
+
+@pytest.fixture
+def log(lab: Lab) -> tuple[TopicPartition, TopicPartition]:
+    """Two partitions that hold the same records."""
+    name = lab.topic(2)
+    for partition in range(2):
+        put(lab.broker, name, list(zip(KEYS, KEY_WORDS, strict=True)), partition)
+    return TopicPartition(name, 0), TopicPartition(name, 1)
+
+
+def test_the_column_tier_stores_the_hash_of_each_key_of_fresh_records_and_of_retries(
+    lab: Lab, log: tuple[TopicPartition, TopicPartition]
+) -> None:
+    fresh, retries = log
+    job = lab.ran("column_words", {fresh: (0, 6)}, {retries: dict.fromkeys(range(6), 2)}, key_hash_secret=SECRET)
+    found = [(row["partition"], row["offset"], row["key_hash"]) for row in lab.rows(job)]
+    assert found == [(partition, offset, hash_of(key)) for partition in (0, 1) for offset, key in enumerate(KEYS)]
+
+
+def test_a_retry_that_the_log_no_longer_holds_has_no_hash(lab: Lab, log: tuple[TopicPartition, TopicPartition]) -> None:
+    retries, _ = log
+    delete_before(lab.broker, retries.topic, 4)
+    job = lab.ran("column_words", None, {retries: {0: 2, 5: 2}}, key_hash_secret=SECRET)
+    found = [(row["outcome"], row["key_hash"]) for row in lab.rows(job)]
+    assert found == [("expired", None), ("acked", hash_of(b"\xff\x00"))]

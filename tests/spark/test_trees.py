@@ -107,7 +107,7 @@ def test_a_worker_that_is_killed_in_a_step_ends_the_run_before_anything_is_store
 
 
 def test_handlers_of_other_tiers_are_refused_with_steps(lab: Lab) -> None:
-    job = lab.job("arrow_checks", {TopicPartition("t", 0): (0, 1)}, topology=TWO)
+    job = lab.job("arrow_words", {TopicPartition("t", 0): (0, 1)}, topology=TWO)
     with pytest.raises(ConfigError, match="arrow tier"):
         check_replay(lab.spark, job)
 

@@ -12,9 +12,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.pipeline.streams import Stream, Translation
 from ackline.worker.run import without_secrets
-from tests.spark.test_counts import check_counts_alone
-from tests.spark.test_key_hash import KEYS, SECRET, WORDS, expected
-from tests.spark.test_tiers import EXPECTED, check_retries
+from tests.spark.tiers import EXPECTED, KEY_WORDS, KEYS, SECRET, check_counts_alone, check_retries, hash_of
 from tests.worker.task_lab import TaskLab
 
 PATH = "tests.spark.stream_handlers:{}".format
@@ -141,7 +139,7 @@ def log(tasks: TaskLab) -> tuple[TopicPartition, TopicPartition]:
     """Two partitions that hold the same records."""
     tps = TopicPartition("hashed", 0), TopicPartition("hashed", 1)
     for tp in tps:
-        tasks.put_records(tp, zip(KEYS, WORDS, strict=True))
+        tasks.put_records(tp, zip(KEYS, KEY_WORDS, strict=True))
     return tps
 
 
@@ -161,7 +159,7 @@ def test_the_hash_of_each_key_of_fresh_records_and_of_retries_is_stored(
     fresh, retries = log
     job = tasks.ran(handler, {fresh: (0, 6)}, {retries: dict.fromkeys(range(6), 2)}, key_hash_secret=SECRET, **settings)
     found = [(row["partition"], row["offset"], row["key_hash"]) for row in tasks.rows(job)]
-    assert found == [(partition, offset, expected(key)) for partition in (0, 1) for offset, key in enumerate(KEYS)]
+    assert found == [(partition, offset, hash_of(key)) for partition in (0, 1) for offset, key in enumerate(KEYS)]
 
 
 def test_a_retry_that_the_log_no_longer_holds_has_no_hash(
@@ -171,14 +169,14 @@ def test_a_retry_that_the_log_no_longer_holds_has_no_hash(
     tasks.starts[retries] = 4
     job = tasks.ran("by_word", None, {retries: {0: 2, 5: 2}}, key_hash_secret=SECRET)
     found = [(row["outcome"], row["key_hash"]) for row in tasks.rows(job)]
-    assert found == [("expired", None), ("acked", expected(b"\xff\x00"))]
+    assert found == [("expired", None), ("acked", hash_of(b"\xff\x00"))]
 
 
 def test_the_raw_bytes_of_a_decoded_key_are_hashed(tasks: TaskLab, log: tuple[TopicPartition, TopicPartition]) -> None:
     fresh, _ = log
     stream = Stream("", "tests.spark.stream_handlers:notes", key="utf8", value="utf8")
     job = tasks.ran("by_word", {fresh: (0, 6)}, key_hash_secret=SECRET, translation=Translation((stream,)))
-    assert [row["key_hash"] for row in tasks.rows(job)] == [expected(key) for key in KEYS]
+    assert [row["key_hash"] for row in tasks.rows(job)] == [hash_of(key) for key in KEYS]
 
 
 def test_without_the_setting_the_files_have_no_such_column_and_the_table_reads_null(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ackline.ledger.outcomes import Outcome
+from ackline.pipeline.topology import StepBlock, Topology, topology
 from ackline.worker.isolation.handler_process import IsolatedHandler
 from ackline.worker.outcomes import Outcomes
 from ackline.worker.records import Records
@@ -45,3 +46,30 @@ def calls(folder: Path) -> list[int]:
 def pids(folder: Path, name: str = "calls") -> list[int]:
     """The processes that wrote to a file of the folder."""
     return list(dict.fromkeys(int(line.split()[-1]) for line in (folder / name).read_text().splitlines()))
+
+
+HANDLERS = "tests.spark.deadly_tree_handlers"
+SPLIT = f"{HANDLERS}:split"
+
+
+def steps(*blocks: dict[str, Any]) -> Topology:
+    """A topology of steps, each with the handler of its name."""
+    named = ({**block, "handler": f"{HANDLERS}:{block['name']}"} for block in blocks)
+    return topology([StepBlock.model_validate(block) for block in named])
+
+
+GROUPED = steps(
+    {"name": "first", "input": "source", "group_by": "key"}, {"name": "second", "input": "first", "group_by": "key"}
+)
+
+
+def items(*deeds: dict[str, str]) -> list[dict[str, Any]]:
+    """The items of a record, each with what its steps do."""
+    return [{"key": f"k{number}", "do": deed} for number, deed in enumerate(deeds)]
+
+
+WORDS = [b"ok", b"segfault", None, b"ok", b"hang", b"ok"]
+EXPECTED: list[tuple[int, str, str | None]] = [
+    (0, "acked", None), (1, "failed", "WorkerLost"), (2, "skipped", "Tombstone"), (3, "acked", None),
+    (4, "failed", "Timeout"), (5, "acked", None),
+]  # fmt: skip

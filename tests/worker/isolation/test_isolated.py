@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from ackline.errors import ConfigError, FatalError, TransientError
-from ackline.handler import Tier, load_handler, tier_of
+from ackline.handler import Record, Tier, load_handler, tier_of
 from ackline.ledger.outcomes import Outcome
 from ackline.local.processes import wait_until
 from ackline.worker.call import call_handler
 from ackline.worker.isolation.handler_process import HandlerProcess
-from ackline.worker.isolation.serving import CallState
+from ackline.worker.isolation.serving import CallLog, CallState
 from tests.worker.batches import NOW
 from tests.worker.isolation.conftest import MakeIsolated, children
 from tests.worker.isolation.lab import KILLERS, batch_of, call, calls, classes, pids
@@ -243,3 +243,26 @@ def test_the_process_dies_with_its_task_and_so_does_what_it_started(folder: Path
     finally:
         task.kill()
         task.wait()
+
+
+def test_no_death_leaves_a_record_logged_as_given_while_no_call_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a record would pass for acked though its handler was never called (I2). A process may die at each write of
+    the log; here it does while it reads the clock, where other threads may run."""
+    log, states = CallLog.create(), []
+
+    def clock() -> int:
+        states.append((log.state().given, log.state().began_at))
+        return 7
+
+    monkeypatch.setattr("ackline.worker.isolation.serving.time.monotonic_ns", clock)
+    log.begin_batch(2)
+    called = log.wrap(lambda _: states.append((log.state().given, log.state().began_at)), Tier.RECORD)
+    called(Record("orders", 3, 100, None, None, b"", (), 1))
+    called(Record("orders", 3, 101, None, None, b"", (), 1))
+    assert states == [(0, 0), (1, 7), (1, 7), (2, 7)]
+    log.begin_batch(2)
+    log.begin_call(0)
+    log.begin_call(1)
+    assert states[4:] == [(0, 0), (1, 7)]
+    assert log.given().tolist() == [0, 1]
+    log.close()

@@ -12,24 +12,12 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.tokens import TokenSigner
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.streams import Stream, Translation
-from ackline.pipeline.topology import StepBlock, Topology, topology
+from ackline.pipeline.topology import Topology
 from ackline.spark.job import ReplayJob, with_possible_isolation
 from ackline.worker.streams import load_functions_of_job
+from tests.worker.isolation.lab import EXPECTED, GROUPED, HANDLERS, SPLIT, WORDS, items, steps
 from tests.worker.task_lab import TaskLab
 
-HANDLERS = "tests.spark.deadly_tree_handlers"
-SPLIT = f"{HANDLERS}:split"
-
-
-def steps(*blocks: dict[str, Any]) -> Topology:
-    """A topology of steps, each with the handler of its name."""
-    named = ({**block, "handler": f"{HANDLERS}:{block['name']}"} for block in blocks)
-    return topology([StepBlock.model_validate(block) for block in named])
-
-
-GROUPED = steps(
-    {"name": "first", "input": "source", "group_by": "key"}, {"name": "second", "input": "first", "group_by": "key"}
-)
 CHAINED = steps({"name": "first", "input": "source"}, {"name": "second", "input": "first"})
 JOINED = steps(
     {"name": "first", "input": "source"},
@@ -47,11 +35,6 @@ DEEDS = {
     "fail": "ValueError",
     "skip": "Skip",
 }
-
-
-def items(*deeds: dict[str, str]) -> list[dict[str, Any]]:
-    """The items of a record, each with what its steps do."""
-    return [{"key": f"k{number}", "do": deed} for number, deed in enumerate(deeds)]
 
 
 def put(tasks: TaskLab, records: list[list[dict[str, Any]]]) -> Any:
@@ -72,13 +55,6 @@ def job_topic(job: ReplayJob) -> str:
     """The only topic of a job."""
     [tp] = job.fresh
     return tp.topic
-
-
-WORDS = [b"ok", b"segfault", None, b"ok", b"hang", b"ok"]
-EXPECTED: list[tuple[int, str, str | None]] = [
-    (0, "acked", None), (1, "failed", "WorkerLost"), (2, "skipped", "Tombstone"), (3, "acked", None),
-    (4, "failed", "Timeout"), (5, "acked", None),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("handler", ["by_deed", "arrow_by_deed"])

@@ -2,7 +2,7 @@
 
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from ackline.handler import Handler, Record
 from ackline.ledger.offsets import TopicPartition
 from ackline.pipeline.topology import SOURCE_STEP, Step, StepBlock, Topology, topology
-from ackline.tuples import Origin, StepCounts
+from ackline.tuples import Emit, Origin, StepCounts, Tuple
 from ackline.worker.outcomes import RowOutcome
 from ackline.worker.trees.calls import TreeCalls
 from ackline.worker.trees.events import Block, EventFormat, Events, PackedEvents, Sums, outcome_of_root
@@ -150,3 +150,48 @@ def sent_tuple(row: Mapping[str, Any]) -> SentTuple:
 def steps_of(*blocks: Mapping[str, object]) -> Topology:
     """A topology of steps whose handlers a test gives itself."""
     return topology([StepBlock.model_validate({"handler": "shop:handle", **block}) for block in blocks])
+
+
+ONE = steps_of({"name": "end", "input": "source", "group_by": "key"})
+TWO = steps_of(
+    {"name": "first", "input": "source", "group_by": "key"}, {"name": "second", "input": "first", "group_by": "key"}
+)
+JOIN = steps_of({"name": "join", "input": "source", "group_by": "key", "join": True})
+LOCAL = steps_of({"name": "near", "input": "source"}, {"name": "far", "input": "near", "group_by": "key"})
+
+
+def nothing(_: object) -> None:
+    """Acks."""
+
+
+def each_item(record: Record) -> Iterator[Emit]:
+    """Emits each item of the value; the key is the item's first letter."""
+    for item in record.value:
+        yield Emit(item, key=item[:1])
+
+
+def pass_on(given: Tuple) -> Emit:
+    """Emits what it got."""
+    return Emit(given.value, key=given.key)
+
+
+def fail_on(*values: str, error: Exception | None = None) -> Callable[[Tuple], Emit]:
+    """A handler that raises for these values."""
+
+    def handle(given: Tuple) -> Emit:
+        if given.value in values:
+            raise error or ValueError("broken")
+        return pass_on(given)
+
+    return handle
+
+
+def ran(topology: Topology, *handlers: Any, source: Any = each_item, **records: Sequence[str]) -> dict[int, Any]:
+    """Outcome and message by offset; records are named `r0`, `r1`, …"""
+    found = Lab(topology, source, handlers).run({int(name[1:]): value for name, value in records.items()})
+    return {offset: shown(outcome) for offset, outcome in found.items()}
+
+
+def shown(outcome: RowOutcome | None) -> tuple[str, str | None, str | None]:
+    """Outcome, error class and message."""
+    return ("acked", None, None) if outcome is None else (outcome.outcome, outcome.error_class, outcome.error_message)

@@ -1,62 +1,34 @@
 """What a call's answer means for the tree: acks, failures, holds, anchors, streams."""
 
+import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from ackline.handler import Dead, Record, Skip
-from ackline.pipeline.topology import Topology
+from ackline.ledger.outcomes import Outcome
 from ackline.tuples import Emit, Fail, Hold, Origin, Tuple
 from ackline.worker.outcomes import RowOutcome, TaskFailure
-from tests.worker.trees.stages import SEEDS, Lab, SentTuple, steps_of
-
-ONE = steps_of({"name": "end", "input": "source", "group_by": "key"})
-TWO = steps_of(
-    {"name": "first", "input": "source", "group_by": "key"}, {"name": "second", "input": "first", "group_by": "key"}
+from ackline.worker.trees.calls import rarer_collection
+from tests.worker.trees.stages import (
+    JOIN,
+    LOCAL,
+    ONE,
+    SEEDS,
+    TWO,
+    Lab,
+    SentTuple,
+    each_item,
+    fail_on,
+    nothing,
+    pass_on,
+    ran,
+    shown,
+    steps_of,
 )
-JOIN = steps_of({"name": "join", "input": "source", "group_by": "key", "join": True})
-LOCAL = steps_of({"name": "near", "input": "source"}, {"name": "far", "input": "near", "group_by": "key"})
-
-
-def nothing(_: object) -> None:
-    """Acks."""
-
-
-def each_item(record: Record) -> Iterator[Emit]:
-    """Emits each item of the value; the key is the item's first letter."""
-    for item in record.value:
-        yield Emit(item, key=item[:1])
-
-
-def pass_on(given: Tuple) -> Emit:
-    """Emits what it got."""
-    return Emit(given.value, key=given.key)
-
-
-def fail_on(*values: str, error: Exception | None = None) -> Callable[[Tuple], Emit]:
-    """A handler that raises for these values."""
-
-    def handle(given: Tuple) -> Emit:
-        if given.value in values:
-            raise error or ValueError("broken")
-        return pass_on(given)
-
-    return handle
-
-
-def ran(topology: Topology, *handlers: Any, source: Any = each_item, **records: Sequence[str]) -> dict[int, Any]:
-    """Outcome and message by offset; records are named `r0`, `r1`, …"""
-    found = Lab(topology, source, handlers).run({int(name[1:]): value for name, value in records.items()})
-    return {offset: shown(outcome) for offset, outcome in found.items()}
-
-
-def shown(outcome: RowOutcome | None) -> tuple[str, str | None, str | None]:
-    """Outcome, error class and message."""
-    return ("acked", None, None) if outcome is None else (outcome.outcome, outcome.error_class, outcome.error_message)
-
 
 ACKED = ("acked", None, None)
 
@@ -351,3 +323,101 @@ def test_a_join_that_names_tuples_in_another_order_still_sorts_by_record() -> No
 
     ran(topology, join, end, r0=["a"], r1=["b"], r2=["a"], r3=["b"])
     assert order == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (1, "returned int"),
+        (["text"], "yielded str"),
+        (ValueError(), "returned an exception"),
+        (Emit({1, 2}.__class__), "holds type"),
+        (Emit(object()), "holds object"),
+        (Emit("x", key=object()), "holds object"),
+        (Emit("x", anchors=["not an input"]), "not given"),
+        (Emit("x", stream=3), "no name of a stream"),  # type: ignore[arg-type]
+        (Hold(Tuple(1, 1, "s", "s", ())), "yielded Hold"),
+    ],
+)
+def test_an_answer_that_means_nothing_fails_the_record(answer: Any, reason: str) -> None:
+    [(outcome, error_class, message)] = ran(TWO, lambda _: answer, nothing, r0=["a"]).values()
+    assert (outcome, error_class) == (Outcome.FAILED, "InvalidOutcome")
+    assert reason in str(message)
+
+
+def test_a_list_of_anchors_that_is_changed_after_the_yield_changes_nothing() -> None:
+    def source(record: Record) -> Iterator[Emit]:
+        anchors: list[Any] = [record]
+        yield Emit("bad", anchors=anchors)
+        anchors.clear()
+
+    assert shown(Lab(TWO, source, [fail_on("bad"), nothing]).run({0: []})[0])[0] == "failed"
+
+
+def test_an_iterator_of_anchors_that_two_tuples_share_fails_the_call_because_the_second_finds_it_empty() -> None:
+    def first(given: Tuple) -> Iterator[Emit]:
+        anchors = iter([given])
+        yield Emit("x", anchors=anchors)
+        yield Emit("y", anchors=anchors)
+
+    [(outcome, error_class, message)] = ran(TWO, first, nothing, r0=["a"]).values()
+    assert (outcome, error_class) == (Outcome.FAILED, "InvalidOutcome")
+    assert "share one iterator" in str(message)
+
+
+@pytest.mark.parametrize("stream", ["\ud800", "a b", "", "a.b", "x" * 101])
+def test_the_name_of_a_stream_is_a_name(stream: str) -> None:
+    found = ran(TWO, lambda _: Emit(1, stream=stream), nothing, r0=["a"])
+    assert found[0] == (
+        "failed",
+        "InvalidOutcome",
+        "step first: the stream of an Emit is no name of a stream; 0 siblings acked",
+    )
+
+
+def test_the_collector_runs_less_often_within_a_task_and_as_before_after_it() -> None:
+    """Spark reuses its Python workers, also for tasks that are not Ackline's."""
+    before = gc.get_threshold()
+    with pytest.raises(ValueError, match="broken"), rarer_collection():
+        fail_if_rare(before[0])
+    assert gc.get_threshold() == before
+
+
+def fail_if_rare(before: int) -> None:
+    """Raises ValueError if the collector is on and runs less often than before."""
+    if gc.isenabled() and gc.get_threshold()[0] > before:
+        raise ValueError("broken")
+
+
+NEAR = steps_of({"name": "end", "input": "source"})
+LOST = Emit("free", stream="nowhere", anchors=())
+
+
+def classes(found: dict[int, RowOutcome | None]) -> dict[int, str | None]:
+    return {offset: None if outcome is None else outcome.error_class for offset, outcome in found.items()}
+
+
+def one(record: Record) -> Emit:
+    """Emits the value of the record, under one key."""
+    return Emit(record.value, key="k")
+
+
+@pytest.mark.parametrize("steps", [ONE, NEAR, JOIN])
+def test_a_tuple_without_anchors_to_an_unknown_stream_fails_the_records_of_its_call(steps: Any) -> None:
+    def end(given: Tuple | Sequence[Tuple]) -> Emit | None:
+        values = [each.value for each in given] if isinstance(given, Sequence) else [given.value]
+        return LOST if "bad" in values else None
+
+    of_join = "UnknownStream" if steps is JOIN else None
+    assert classes(Lab(steps, one, [end]).run({0: "bad", 1: "good"})) == {0: "UnknownStream", 1: of_join}
+
+
+def test_a_tuple_of_the_source_without_anchors_to_an_unknown_stream_fails_its_record() -> None:
+    assert classes(Lab(ONE, lambda _: LOST, [lambda _: None]).run({0: ""})) == {0: "UnknownStream"}
+
+
+def test_a_tuple_of_a_join_to_an_unknown_stream_fails_the_records_of_its_anchors_alone() -> None:
+    def end(given: Sequence[Tuple]) -> Emit:
+        return Emit("x", stream="nowhere", anchors=given[:1])
+
+    assert classes(Lab(JOIN, one, [end]).run({0: "", 1: ""})) == {0: "UnknownStream", 1: None}

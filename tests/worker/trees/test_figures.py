@@ -17,9 +17,8 @@ from ackline.worker.settings import ReplaySettings, TaskSettings
 from ackline.worker.trees.batch import EdgeLog, edge_log_of
 from ackline.worker.trees.calls import TreeCalls
 from ackline.worker.trees.events import stories_of_acked
-from tests.worker.trees.stages import NOW, SEEDS, TP, Lab, steps_of
+from tests.worker.trees.stages import LOCAL, NOW, SEEDS, TP, Lab, each_item, steps_of
 
-LOCAL = steps_of({"name": "near", "input": "source"}, {"name": "far", "input": "near", "group_by": "key"})
 JOIN = steps_of(
     {"name": "price", "input": "source", "group_by": "key"},
     {"name": "total", "input": "price", "group_by": "key", "join": True},
@@ -29,12 +28,6 @@ NEAR = steps_of({"name": "near", "input": "source"})
 
 def record(offset: int, value: object) -> Record:
     return Record(TP.topic, TP.partition, offset, None, None, value, (), 1)
-
-
-def each_item(given: Record) -> Iterator[Emit]:
-    """Emits each item of the value; the key is the item's first letter."""
-    for item in given.value:
-        yield Emit(item, key=item[:1])
 
 
 def work(given: Tuple) -> Emit | None:

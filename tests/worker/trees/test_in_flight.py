@@ -22,8 +22,7 @@ from ackline.worker.trees.answers import Answer, Emitted, Waiting
 from ackline.worker.trees.isolated import IsolatedTreeCalls, Returned
 from ackline.worker.trees.payload import pack
 from tests.worker.batches import records_of
-from tests.worker.trees.stages import NOW, SEEDS, TP, Lab
-from tests.worker.trees.test_calls import JOIN, LOCAL, ONE, each_item, nothing, pass_on, ran, shown
+from tests.worker.trees.stages import JOIN, LOCAL, NOW, ONE, SEEDS, TP, Lab, each_item, nothing, pass_on, ran, shown
 
 SIGNER = TokenSigner(b"key", "ledger", TurnId("shop", "live", 0, 1), {})
 

@@ -2,7 +2,6 @@
 
 import select
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from random import Random
@@ -23,12 +22,10 @@ from ackline.worker.settings import ReplaySettings, TaskSettings
 from ackline.worker.trees.calls import TreeCalls
 from ackline.worker.trees.isolated import CALLS_A_REQUEST, IsolatedTreeCalls
 from ackline.worker.trees.payload import Input, input_of, pack
-from ackline.worker.trees.stages import StepRun, handle_step
+from ackline.worker.trees.stages import StepRun
 from tests.worker.isolation.lab import pids
 from tests.worker.trees import deadly_handlers
 from tests.worker.trees.stages import TP, Lab, steps_of
-from tests.worker.trees.test_step_run import MIB, task_settings, tuples_and_an_event
-from tests.worker.trees.test_step_run import STEPS as GROWING
 
 HANDLERS = deadly_handlers.__name__
 
@@ -47,12 +44,13 @@ TREE = steps(
 FAR = steps({"name": "far", "input": "source", "group_by": "key"}, {"name": "end", "input": "far", "group_by": "key"})
 
 
-def isolated_calls(topology: Topology, limit: float | None = None) -> IsolatedTreeCalls:
+def isolated_calls(topology: Topology, limit: float | None = None, **settings: Any) -> IsolatedTreeCalls:
     """The calls of a task of the first step, whose handlers are isolated."""
     target = OutcomeTarget("/nowhere", TurnId("orders", LIVE, 0, 1), date(2024, 5, 6), "run")
     replay = ReplaySettings(
-        f"{HANDLERS}:source", False, Outcome.FAILED, None, isolated=True, record_timeout=limit, topology=topology
-    )
+        f"{HANDLERS}:source", False, Outcome.FAILED, None, isolated=True, record_timeout=limit, topology=topology,
+        **settings,
+    )  # fmt: skip
     return IsolatedTreeCalls(
         TaskSettings(target, replay, Tier.RECORD, TP.topic, None, None, (TP,)), lambda: 7, None, step=0
     )
@@ -170,15 +168,6 @@ def test_calls_ahead_are_few_and_each_of_them_is_delivered_before_the_batch_ends
     assert done == calls.delivered == sum(ahead)
 
 
-def test_an_isolated_step_sends_what_its_handler_emits_before_it_is_much() -> None:
-    """Each of 100 calls emits a MiB."""
-    settings = task_settings(GROWING)
-    settings = replace(settings, replay=replace(settings.replay, isolated=True))
-    sizes = [batch.nbytes // MIB for batch in handle_step(settings, GROWING.steps[0])(iter([tuples_and_an_event()]))]
-    assert sum(sizes) >= 100
-    assert max(sizes) < 40
-
-
 class IsolatedLab(Lab):
     """A lab all tasks of which have their steps in the same process."""
 
@@ -227,9 +216,7 @@ def test_an_isolated_tree_has_the_events_and_outcomes_of_one_that_is_not(folder:
 
 
 def test_the_first_message_to_the_process_holds_no_secret_of_the_task() -> None:
-    settings = task_settings(FAR)
-    replay = replace(settings.replay, isolated=True, store_options={"key": "x"}, key_hash_secret=b"x")
-    calls = IsolatedTreeCalls(replace(settings, replay=replay), lambda: 7, None, step=0)
+    calls = isolated_calls(FAR, store_options={"key": "x"}, key_hash_secret=b"x")
     try:
         sent: Any = calls.process._first_message
         assert (sent.replay.store_options, sent.replay.key_hash_secret, sent.replay.outputs) == (None, None, None)

@@ -1,6 +1,7 @@
 """What a task does with rows for outputs, outside Spark."""
 
 import json
+import logging
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -8,20 +9,23 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from ackline.ledger.offsets import TopicPartition
+from ackline.handler import Record
 from ackline.ledger.turns import LIVE, TurnId
-from ackline.pipeline.outputs import Output
+from ackline.pipeline.outputs import Output, OutputBlock
+from ackline.pipeline.topology import topology
+from ackline.tuples import SOURCE, Emit
 from ackline.worker.settings import OutputTargets
 from ackline.worker.trees import output_rows
 from ackline.worker.trees.answers import EmittedRow
+from ackline.worker.trees.calls import TreeCalls
 from ackline.worker.trees.output_rows import BadRow, OutputRow, OutputRows
 from ackline.worker.trees.payload import copied
 from ackline.worker.trees.rows import EdgeColumns
+from tests.worker.trees.stages import NOW, SEEDS, TP
 
 TOTALS = Output(0, "totals", None, None)
 HOUR = timedelta(hours=1)
 EDGES = EdgeColumns()
-TP = TopicPartition("orders", 3)
 
 
 def rows(folder: Path) -> OutputRows:
@@ -112,3 +116,26 @@ def test_large_rows_ask_to_be_flushed(tmp_path: Path) -> None:
     assert of_task.full
     assert flushed(of_task) == []
     assert not of_task.full
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_a_row_without_anchors_that_does_not_fit_fails_the_record_of_its_call_or_is_logged(
+    tracked: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_table = topology(
+        [], [OutputBlock.model_validate({"from": SOURCE, "table": "t", "columns": {"value": "long"}})]
+    )
+    targets = OutputTargets(TurnId("shop", LIVE, 0, 1), f"{tmp_path}/staged", {0: {"value": "long"}})
+    outputs = OutputRows(targets, [TP])
+    calls = TreeCalls(with_table, (), [TP], lambda: NOW, outputs)
+    for offset, value in enumerate(["bad", 1, "bad"]):
+        record = Record(*TP, offset, None, None, value, (), 1)
+        calls.call_source(lambda each: Emit(each.value, anchors=()), record, SEEDS if tracked else None)
+    events = calls.end().events
+    assert [int(events.rows["offset"][number]) for number in sorted(events.notes)] == ([0, 2] if tracked else [])
+    assert [file.rows for file in outputs.close()] == [1]
+    with caplog.at_level(logging.WARNING):
+        calls.log_dropped()
+    reason = "BadOutput: a row does not fit the table t: its value is no long"
+    text = f"dropped 2 tuples or rows of calls without a tracked record; no record fails for them. The first: {reason}"
+    assert caplog.messages == ([] if tracked else [text])

@@ -1,6 +1,7 @@
 """The task of a step, outside Spark: what it keeps in memory, and what it passes on."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -148,3 +149,12 @@ def events_of(batches: list[pa.RecordBatch]) -> list[bytes]:
 
 def _handled() -> Iterator[pa.RecordBatch]:
     return handle_step(task_settings(STEPS), STEPS.steps[0])(iter([tuples_and_an_event()]))
+
+
+def test_an_isolated_step_sends_what_its_handler_emits_before_it_is_much() -> None:
+    """Each of 100 calls emits a MiB."""
+    settings = task_settings(STEPS)
+    settings = replace(settings, replay=replace(settings.replay, isolated=True))
+    sizes = [batch.nbytes // MIB for batch in handle_step(settings, STEPS.steps[0])(iter([tuples_and_an_event()]))]
+    assert sum(sizes) >= 100
+    assert max(sizes) < 40
