@@ -49,11 +49,11 @@ def test_i13_the_login_reaches_the_driver_in_one_variable_that_it_removes(monkey
     script = """
 import os, ackline.airflow.driver as driver
 from ackline.tables.object_store import use_options, options_of
-def replay(name, run_id, connection, store_options):
+def replay(name, run_id, connection, store_options, *_):
     import json
     use_options(json.loads(store_options))
     return f"{len(options_of('s3://b/x'))} options, {'ACKLINE_STORE_OPTIONS' in os.environ}"
-driver.replay_open_plan = replay
+driver.take_turns = replay
 driver.end_with_task = lambda task: None
 driver.main(["orders", "--run-id", "r"])
 """

@@ -50,7 +50,7 @@ def test_the_demo_s_records_are_proved_though_the_workers_have_no_copy_of_the_pr
     bootstrap, audit = machines.broker.bootstrap, machines.shared / "demo"
     machines.broker.create_topic("orders", 4)
     machines.broker.create_topic("orders.dead")
-    counts = events.produce(bootstrap, "orders", events.orders(20_000))
+    counts = events.produce_orders(bootstrap, "orders", events.orders(20_000))
     times = [(START + timedelta(seconds=seconds)).isoformat() for seconds in (0, 1, 10, 30)]
     script = f"""
 import sys

@@ -22,7 +22,7 @@ class Project:
         self.topic = f"shop.orders-{uuid.uuid4().hex[:8]}"
         broker.create_topic(self.topic, 3)
         broker.create_topic(f"{self.topic}.dead")
-        events.produce(broker.bootstrap, self.topic, events.orders(200))
+        events.produce_orders(broker.bootstrap, self.topic, events.orders(200))
         self.environment = {
             "ACKLINE_PIPELINES": str(folder / "include" / "pipelines"), "ACKLINE_AUDIT": str(folder / "audit"),
         }  # fmt: skip

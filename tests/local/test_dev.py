@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from ackline.cli.app import app
 from ackline.errors import ConfigError
 from ackline.local.connection import SAVED, dev_folder
-from ackline.local.dev import RecordLine, dev_wipe, parse_records, read_records, record_json
+from ackline.local.dev import dev_wipe, parse_records, read_records, record_json
+from ackline.local.events import RecordLine
 
 
 @pytest.fixture

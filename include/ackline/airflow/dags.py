@@ -198,7 +198,9 @@ def documentation_of(pipeline: Pipeline) -> str:
         "tombstones": pipeline.tombstones,
         "takes at most": f"{pipeline.max_records_per_run:,} records, {pipeline.max_uncommitted:,} above a floor",
     }
-    table = "\n".join(f"| {name} | {_code(value)} |" for name, value in rows.items())
+    # Markdown does not interpret code. Only a backtick would end it, and a bar would end the table cell.
+    escaped = str.maketrans({"`": "'", "|": "\\|"})
+    table = "\n".join(f"| {name} | `{value.translate(escaped)}` |" for name, value in rows.items())
     return (
         f"### {pipeline.name}\n\n| | |\n|---|---|\n{table}\n\n"
         "**plan** stores which offsets this turn reads. **replay** passes exactly these records to the handler and "
@@ -212,8 +214,3 @@ def documentation_of(pipeline: Pipeline) -> str:
 
 def _seconds(duration: timedelta) -> str:
     return f"{duration.total_seconds():g} s"
-
-
-def _code(text: str) -> str:
-    # Markdown does not interpret code. Only a backtick would end it, and a bar would end the table cell.
-    return "`" + text.replace("`", "'").replace("|", "\\|") + "`"

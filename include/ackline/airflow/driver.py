@@ -18,8 +18,10 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
+from ackline.ledger.turns import LIVE
 from ackline.tables.lease import ProcessIdentity
 
 POLL_SECONDS = 0.5
@@ -31,28 +33,19 @@ def end_with_task(task: ProcessIdentity | None, end: Callable[[int], object] = o
     parent = ProcessIdentity.of(os.getppid())
 
     def watch() -> None:
-        while _runs(task) and _runs(parent):
+        while all(process is None or process.alive() for process in (task, parent)):
             time.sleep(POLL_SECONDS)
-        if parent is not None:
-            _end(parent)
+        # SIGTERM, so that Spark removes its scratch folders, and SIGKILL after GRACE_SECONDS.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + GRACE_SECONDS
+            while parent is not None and parent.alive() and time.monotonic() < deadline:
+                parent.send(number)
+                time.sleep(0.1)
         end(1)
 
     thread = threading.Thread(target=watch, name="ackline-watch", daemon=True)
     thread.start()
     return thread
-
-
-def _runs(process: ProcessIdentity | None) -> bool:
-    return process is None or process.alive()
-
-
-def _end(process: ProcessIdentity) -> None:
-    """Send SIGTERM, so that Spark removes its scratch folders, and SIGKILL after GRACE_SECONDS."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + GRACE_SECONDS
-        while process.alive() and time.monotonic() < deadline:
-            process.send(number)
-            time.sleep(0.1)
 
 
 KAFKA_CONFIG = "ACKLINE_KAFKA_CONFIG"
@@ -90,13 +83,9 @@ def main(argv: Sequence[str]) -> int:
     task = os.environ.pop(TASK, None)
     end_with_task(ProcessIdentity.decode(task) if task else None)
     try:
-        if arguments.backfill is None:
-            print(replay_open_plan(arguments.pipeline, arguments.run_id, secret, store_options))
-        else:
-            options = BackfillOptions(arguments.max_records, arguments.max_rate, arguments.reason)
-            print(
-                take_due_turns(arguments.pipeline, arguments.run_id, secret, store_options, arguments.backfill, options)
-            )
+        options = BackfillOptions(arguments.max_records, arguments.max_rate, arguments.reason)
+        lane = arguments.backfill
+        print(take_turns(arguments.pipeline, arguments.run_id, secret, store_options, lane, options))
     except AcklineError as error:
         print(f"ackline: {error}", file=sys.stderr)
         return exit_status_of(error)
@@ -119,12 +108,17 @@ def describe_unexpected(error: Exception) -> str:
     return f"{frames}ackline: unexpected {type(error).__module__}.{type(error).__qualname__}"
 
 
-def replay_open_plan(name: str, run_id: str, connection: str, store_options: str = "null") -> str:
-    """Replay the open plan. Returns one line that sums it up.
+def take_turns(
+    name: str, run_id: str, connection: str, store_options: str, lane: str | None, options: BackfillOptions
+) -> str:
+    """Replays the open plan of a pipeline; with `lane`, plans, replays and settles turns of that backfill until nothing
+    of it can be read now. Returns one line that sums it up.
 
-    Raises TransientError if another process replays it. The driver never waits, because it has a worker and the memory
-    of a JVM: its task has waited before it started the driver.
+    The whole loop of a backfill runs in one driver, because a driver for each turn would start a JVM for each turn.
+    Raises TransientError if another process replays the turn: the driver never waits, because it has a worker and the
+    memory of a JVM, and its task has waited before it started the driver. Raises FatalError if the lane has not begun.
     """
+    from ackline.backfill.run import backfill_pipeline, find_backfill, run_backfill
     from ackline.lane.adapters import open_adapters
     from ackline.lane.lease import WhenHeld
     from ackline.pipeline.folder import load_pipeline, make_handlers_importable, pipelines_folder
@@ -136,52 +130,25 @@ def replay_open_plan(name: str, run_id: str, connection: str, store_options: str
     use_options(json.loads(store_options))
     make_handlers_importable()
     pipeline = load_pipeline(pipelines_folder(), name)
+    opening = partial(
+        open_adapters, connection=json.loads(connection), run_id=run_id, actor="airflow", lane=lane or LIVE
+    )
+    if lane is not None:
+        with opening(pipeline) as adapters:
+            stored = find_backfill(adapters.store)
+        if stored is None:
+            raise FatalError(f"{name} has no lane {lane}: the task `begin` has not stored it")
+        # By the arguments that the lane has stored: no kill and no other form can change handler or dead letters.
+        pipeline = backfill_pipeline(pipeline, stored.arguments, options.max_rate)
     # The handler may have changed since the plan. At most once, a handler that fails to import costs the whole turn.
     check_functions(*pipeline.functions)
-    with open_adapters(
-        pipeline, json.loads(connection), run_id=run_id, actor="airflow", when_held=WhenHeld.REFUSE
-    ) as adapters:
-        done = replay_until_records(adapters, lambda: open_session(f"ackline-{name}", pipeline.spark))
+    with opening(pipeline, when_held=WhenHeld.REFUSE) as adapters:
+        session = partial(open_session, "-".join(filter(None, ["ackline", name, lane])), pipeline.spark)
+        if lane is not None:
+            done = run_backfill(adapters, session, options.max_records, reason=options.reason)
+            return f"{name} {lane}: {len(done.plans):,} turns, {done.calls:,} handler calls"
+        done = replay_until_records(adapters, session)
     if not done.plans:
         return f"{name}: no turn is open"
     void = f"; void: {done.voided[-1]}" if done.voided else ""
     return f"{done.plans[-1].turn}: {done.calls:,} handler calls{void}"
-
-
-def take_due_turns(
-    name: str, run_id: str, connection: str, store_options: str, lane: str, options: BackfillOptions
-) -> str:
-    """Plans, replays and settles turns of a backfill until nothing of it can be read now. Returns one line that sums it
-    up.
-
-    The whole loop runs in one driver, because a driver for each turn would start a JVM for each turn. Raises
-    TransientError if another process replays the lane's turn, and FatalError if the lane has not begun.
-    """
-    from ackline.backfill.run import backfill_pipeline, find_backfill, run_backfill
-    from ackline.lane.adapters import open_adapters
-    from ackline.lane.lease import WhenHeld
-    from ackline.pipeline.folder import load_pipeline, make_handlers_importable, pipelines_folder
-    from ackline.pipeline.functions import check_functions
-    from ackline.spark.session import open_session
-    from ackline.tables.object_store import use_options
-
-    use_options(json.loads(store_options))
-    make_handlers_importable()
-    pipeline, kafka = load_pipeline(pipelines_folder(), name), json.loads(connection)
-    with open_adapters(pipeline, kafka, run_id=run_id, actor="airflow", lane=lane) as adapters:
-        stored = find_backfill(adapters.store)
-    if stored is None:
-        raise FatalError(f"{name} has no lane {lane}: the task `begin` has not stored it")
-    # By the arguments that the lane has stored, so that no kill and no other form can change handler or dead letters.
-    pipeline = backfill_pipeline(pipeline, stored.arguments, options.max_rate)
-    check_functions(*pipeline.functions)
-    with open_adapters(
-        pipeline, kafka, run_id=run_id, actor="airflow", lane=lane, when_held=WhenHeld.REFUSE
-    ) as adapters:
-        done = run_backfill(
-            adapters,
-            lambda: open_session(f"ackline-{name}-{lane}", pipeline.spark),
-            options.max_records,
-            reason=options.reason,
-        )
-    return f"{name} {lane}: {len(done.plans):,} turns, {done.calls:,} handler calls"

@@ -45,19 +45,15 @@ SPARK_CONNECTION = "spark_default"
 def raise_for_exit_status(hook: SparkSubmitHook | None, error: AirflowException, name: str) -> NoReturn:
     """Raises AirflowFailException for an exit status that would be the same next time, else the error itself."""
     if isinstance(hook, DriverHook) and hook.exit_status in (CONFIGURATION, FATAL):
-        raise AirflowFailException(_reason(str(error))) from None
+        # The line in which the driver named the cause, out of all that spark-submit printed.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip().startswith("ackline: ")]
+        raise AirflowFailException(lines[-1] if lines else "replay failed; see the log above") from None
     if isinstance(hook, DriverHook) and (hook.exit_status is None or hook.exit_status < 0 or hook.exit_status > 128):
         # The driver died of a signal, so its own error could not name the way out of a turn that kills each driver.
         _logger.warning(
             "the driver was killed; if each retry ends so, `ackline void %s --reason …` closes the turn", name
         )
     raise error
-
-
-def _reason(text: str) -> str:
-    """Returns the line in which the driver named the cause, out of all that spark-submit printed."""
-    lines = [line.strip() for line in text.splitlines()]
-    return next((line for line in reversed(lines) if line.startswith("ackline: ")), "replay failed; see the log above")
 
 
 class DriverHook(SparkSubmitHook):

@@ -17,7 +17,6 @@ from ackline.cli import (
     audit,
     backfill,
     dead,
-    dev,
     doctor,
     explain,
     formats,
@@ -227,8 +226,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     with_fields(RUN_FIELDS, run), with_fields(RUN_FIELDS, plan), status.status, status.history, explain.explain,
     explain.diff, audit.audit, audit.sql, *actions.commands(), actions.ack, actions.fail, actions.renew,
     with_fields(BACKFILL_FIELDS, backfill.backfill), with_fields(dead.FIELDS, dead.dead), init.init, init.adopt,
-    doctor.doctor, doctor.maintain, dev.demo,
+    doctor.doctor, doctor.maintain, init.demo,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)
-app.add_typer(dev.app, name="dev")
+app.add_typer(init.dev, name="dev")

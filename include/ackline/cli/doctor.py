@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -243,7 +244,6 @@ def maintain(
         raise ConfigError(
             "--dry-run belongs to --repair: without that, no row changes. Nothing was done", key="--dry-run"
         )
-    from ackline.pipeline.folder import audit_root
     from ackline.tables import maintenance
 
     maintained = maintenance.maintain(audit_root())
@@ -251,20 +251,8 @@ def maintain(
         formats.print_json([asdict(table) for table in maintained])
         return
     columns = ["pipeline", "lane", "table", "files before", "files", "compacted", "busy", "removed", "version"]
-    rows = [
-        [
-            done.pipeline,
-            done.lane,
-            done.table,
-            done.files_before,
-            done.files,
-            done.compacted,
-            done.busy,
-            done.removed,
-            done.version,
-        ]
-        for done in maintained
-    ]
+    shown = attrgetter("pipeline", "lane", "table", "files_before", "files", "compacted", "busy", "removed", "version")
+    rows = list(map(shown, maintained))
     out = tables.console()
     if rows:
         tables.print_table(out, None, columns, rows, ("pipeline", "lane", "table", "files before", "files", "removed"))
@@ -273,7 +261,6 @@ def maintain(
 
 
 def _repair(as_json: bool, yes: bool, dry_run: bool) -> None:
-    from ackline.pipeline.folder import audit_root
     from ackline.tables import maintenance as repair
 
     torn = repair.torn_files(audit_root())

@@ -1,8 +1,12 @@
-"""`ackline init` and `ackline adopt`: a pipeline file, a handler and its test, from a topic or a running group.
+"""What a new user starts with: `ackline init` and `ackline adopt`, `ackline demo`, and `ackline dev`.
 
-Both look at Kafka and change nothing in it. They write new files, and never overwrite one.
+`init` and `adopt` write a pipeline file, a handler and its test, from a topic or a running group. Both look at Kafka
+and change nothing in it. They write new files, and never overwrite one. `demo` is a tour of Ackline, and `dev` a real
+broker on this machine to try pipelines on.
 """
 
+import json
+import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,10 +15,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.actions.survey import GroupSurvey, TopicSurvey, survey_group, survey_topic, topic_names
+from ackline.actions.survey import GroupSurvey, survey_group, survey_topic, topic_names
 from ackline.cli import formats, tables
-from ackline.cli.options import Json
+from ackline.cli.options import DryRun, Json, Yes, is_confirmed
 from ackline.errors import ConfigError
+from ackline.ledger.offsets import TopicPartition
 from ackline.local.connection import dev_bootstrap
 from ackline.pipeline.field_types import topic_name
 from ackline.pipeline.folder import conflicts, handlers_folder, load_folder, pipelines_folder, project_root
@@ -50,7 +55,10 @@ def init(
     if topic is None:
         names = ", ".join(topic_names(connection)[:20]) or "none"
         raise ConfigError(f"--topic is missing: name the topic to read. The broker has: {names}", key="--topic")
-    survey = survey_topic(connection, _checked_topic(topic))
+    try:
+        survey = survey_topic(connection, topic_name(topic))
+    except ValueError as error:
+        raise ConfigError(f"--topic: {error}", key="--topic") from None
     pipeline = name or name_for(topic)
     scaffold = Scaffold(
         pipeline, (topic,), group or f"{pipeline}-replay", bootstrap_servers,
@@ -58,11 +66,16 @@ def init(
     )  # fmt: skip
     written = _write(scaffold)
     if as_json:
-        shape = {"kind": survey.shape.kind.value, "records": survey.shape.records, "nulls": survey.shape.nulls}
+        found = formats.json_of(survey.shape, "kind records nulls")
         body = {"pipeline": pipeline, "topic": topic, "partitions": len(survey.logs), "offsets": survey.offsets}
-        formats.print_json({**body, "shape": shape, "files": [str(path) for path in written]})
+        formats.print_json({**body, "shape": found, "files": [str(path) for path in written]})
         return
-    print(_topic_text(survey))
+    shape = survey.shape
+    nulls = f", {shape.nulls} of them without a value" if shape.nulls else ""
+    values = f"the values of the first {shape.records} records{nulls}: {shape.kind.value}"
+    fields = f" with {len(shape.fields)} fields in common" if shape.fields else ""
+    what = (values if shape.records else "no record") + fields
+    print(f"Topic {survey.name}: {len(survey.logs)} partitions, {survey.offsets:,} offsets; {what}.")
     _print_written(scaffold, written)
 
 
@@ -87,12 +100,23 @@ def adopt(
     shape = survey_topic(connection, topic).shape
     dead = _dead_letter_topic(connection, topic)
     scaffold = Scaffold(pipeline, survey.topics, group, bootstrap_servers, dead, shape, adopted=True)
+    partitions = [_partition_json(survey, tp) for tp in sorted(survey.logs)]
     if not as_json:
-        _print_group(survey)
+        rows = [
+            [
+                *(f"{part['topic']}[{part['partition']}]", f"[{part['log_start']}, {part['log_end']})"),
+                *(part["committed"], part["start"], part["lag"], part["expired"] or None),
+            ]
+            for part in partitions
+        ]
+        columns = ["partition", "log", "committed", "starts at", "lag", "expired"]
+        tables.print_table(tables.console(), f"Group {survey.group_id}", columns, rows)
         print(_consequences(survey))
     written = [] if dry_run else _write(scaffold)
     if as_json:
-        formats.print_json({**_group_json(survey), "pipeline": pipeline, "files": [str(path) for path in written]})
+        about = {"group": survey.group_id, "members": list(survey.members), "committed_by": list(survey.committers)}
+        body = {**about, "topics": list(survey.topics), "partitions": partitions, "pipeline": pipeline}
+        formats.print_json({**body, "files": [str(path) for path in written]})
     elif written:
         _print_written(scaffold, written)
 
@@ -113,13 +137,6 @@ def _connection(bootstrap_servers: str | None) -> Mapping[str, Any]:
         f"with `ackline dev up`",
         key="--bootstrap-servers",
     )
-
-
-def _checked_topic(topic: str) -> str:
-    try:
-        return topic_name(topic)
-    except ValueError as error:
-        raise ConfigError(f"--topic: {error}", key="--topic") from None
 
 
 def _dead_letter_topic(connection: Mapping[str, Any], topic: str) -> str | None:
@@ -176,42 +193,12 @@ def _check_valid(target: Path, text: str) -> None:
             raise ConfigError(f"{conflict.key}: {conflict.reason}; choose another one", key=conflict.key)
 
 
-def _topic_text(survey: TopicSurvey) -> str:
-    shape = survey.shape
-    nulls = f", {shape.nulls} of them without a value" if shape.nulls else ""
-    what = (
-        f"the values of the first {shape.records} records{nulls}: {shape.kind.value}" if shape.records else "no record"
-    )
-    fields = f" with {len(shape.fields)} fields in common" if shape.fields else ""
-    return f"Topic {survey.name}: {len(survey.logs)} partitions, {survey.offsets:,} offsets; {what}{fields}."
-
-
 def _print_written(scaffold: Scaffold, written: list[Path]) -> None:
-    for path in written:
-        with suppress(ValueError):
-            path = path.relative_to(project_root())
+    root = project_root()
+    shown = [path.relative_to(root) if path.is_relative_to(root) else path for path in written]
+    for path in shown:
         print(f"Wrote {path}")
-    print(f"Next: pytest {_relative(written[-2])}; ackline doctor {scaffold.name}; ackline plan {scaffold.name}")
-
-
-def _relative(path: Path) -> Path:
-    return path.relative_to(project_root()) if path.is_relative_to(project_root()) else path
-
-
-def _print_group(survey: GroupSurvey) -> None:
-    rows = [
-        [
-            str(tp),
-            f"[{log.start}, {log.end})",
-            survey.committed[tp].offset if tp in survey.committed else None,
-            survey.start(tp),
-            survey.lag(tp),
-            survey.expired(tp) or None,
-        ]
-        for tp, log in sorted(survey.logs.items())
-    ]
-    columns = ["partition", "log", "committed", "starts at", "lag", "expired"]
-    tables.print_table(tables.console(), f"Group {survey.group_id}", columns, rows)
+    print(f"Next: pytest {shown[-2]}; ackline doctor {scaffold.name}; ackline plan {scaffold.name}")
 
 
 def _consequences(survey: GroupSurvey) -> str:
@@ -236,19 +223,134 @@ def _consequences(survey: GroupSurvey) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _group_json(survey: GroupSurvey) -> dict[str, Any]:
-    partitions = [
-        {
-            "topic": tp.topic,
-            "partition": tp.partition,
-            "log_start": log.start,
-            "log_end": log.end,
-            "committed": survey.committed[tp].offset if tp in survey.committed else None,
-            "start": survey.start(tp),
-            "lag": survey.lag(tp),
-            "expired": survey.expired(tp),
-        }
-        for tp, log in sorted(survey.logs.items())
-    ]
-    return {"group": survey.group_id, "members": list(survey.members), "committed_by": list(survey.committers),
-            "topics": list(survey.topics), "partitions": partitions}  # fmt: skip
+def _partition_json(survey: GroupSurvey, tp: TopicPartition) -> dict[str, Any]:
+    log, committed = survey.logs[tp], survey.committed.get(tp)
+    return {
+        **tp._asdict(),
+        "log_start": log.start,
+        "log_end": log.end,
+        "committed": None if committed is None else committed.offset,
+        "start": survey.start(tp),
+        "lag": survey.lag(tp),
+        "expired": survey.expired(tp),
+    }
+
+
+dev = typer.Typer(help="A local broker to try pipelines on.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def demo(
+    keep: Annotated[bool, typer.Option(help="Leave broker and Airflow running at the end.")] = False,
+) -> None:
+    """Run two pipelines on a broker, Spark and Airflow of their own: 22,000 orders until all are settled, then proofs.
+
+    Examples: `ackline demo`, `ackline demo --keep` and afterwards `ackline dev down`
+    """
+    from ackline.local.demo import main
+
+    sys.exit(main(keep))
+
+
+@dev.command()
+def up(
+    port: Annotated[
+        int | None, typer.Option(help="The broker's port. The default is a free port.", min=1, max=65535)
+    ] = None,
+) -> None:
+    """Start a broker that stays up.
+
+    A pipeline whose file has `connection: kafka_default` reads from it if `AIRFLOW_CONN_KAFKA_DEFAULT` is not set.
+
+    Example: `ackline dev up --port 9092`
+    """
+    from ackline.local.dev import dev_up
+
+    bootstrap = dev_up(port)
+    print(f"A broker is up at {bootstrap}. Stop it with: ackline dev down")
+
+
+@dev.command()
+def down() -> None:
+    """Stop what `ackline dev up` or `ackline demo --keep` left running.
+
+    Example: `ackline dev down`
+    """
+    from ackline.local.dev import dev_down
+
+    print("Stopped." if dev_down() else "Nothing was running.")
+
+
+@dev.command()
+def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Print what is running. Exits with 1 if nothing is.
+
+    Example: `ackline dev status`
+    """
+    from ackline.local.dev import dev_status
+
+    found = dev_status()
+    if as_json:
+        print(json.dumps(found))
+    elif found:
+        for name, value in found.items():
+            print(f"{name}: {value}")
+    else:
+        print("Nothing is running.")
+    sys.exit(0 if found else 1)
+
+
+@dev.command()
+def produce(
+    topic: Annotated[
+        str, typer.Argument(help="The topic. It is created with 4 partitions if it does not exist.")
+    ] = "orders",
+    count: Annotated[int, typer.Option(help="How many orders.", min=1)] = 1000,
+    file: Annotated[
+        Path | None, typer.Option(help="Produce the records of this file instead, one JSON value on each line.")
+    ] = None,
+) -> None:
+    """Produce orders, or the records of a file, to the local broker. Also creates TOPIC.dead if it does not exist.
+
+    A line of the file is the value of a record, or an object with `value`, `key`, `headers` and `partition`.
+
+    Examples: `ackline dev produce orders --count 5000`, `ackline dev produce payments --file payments.jsonl`
+    """
+    from ackline.local.dev import dev_produce, dev_produce_file
+
+    print(dev_produce_file(topic, file) if file is not None else dev_produce(topic, count))
+
+
+@dev.command()
+def consume(
+    topic: Annotated[str, typer.Argument(help="The topic.")],
+    limit: Annotated[int | None, typer.Option(help="At most this many records.", min=1)] = None,
+) -> None:
+    """Print the records of a topic of the local broker, one JSON object on each line, values included.
+
+    It reads from the start of the log to its present end, joins no group and commits nothing.
+
+    Example: `ackline dev consume orders.dead --limit 5`
+    """
+    from ackline.local.dev import dev_consume
+
+    for record in dev_consume(topic, limit):
+        print(json.dumps(record))
+
+
+@dev.command()
+def wipe(yes: Yes = False, dry_run: DryRun = False) -> None:
+    """Stop the broker of `ackline dev up`, and remove it with all its topics. Asks first.
+
+    The tables of the pipelines stay. A pipeline that has read a topic of this broker needs `ackline reset`, or an empty
+    folder of tables, before it reads a new topic of the same name.
+
+    Example: `ackline dev wipe --yes`
+    """
+    from ackline.local.connection import dev_folder
+    from ackline.local.dev import dev_wipe
+
+    print(f"{dev_folder()}: the broker of `ackline dev up`, with all its topics and committed offsets.")
+    if not is_confirmed("Remove it?", yes, dry_run):
+        print("Nothing was changed.")
+    else:
+        print("Removed." if dev_wipe() else "There was none.")

@@ -16,13 +16,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from ackline.errors import FatalError
 from ackline.local.airflow_api import AirflowApi
 from ackline.local.connection import LOOPBACK
-from ackline.local.processes import Server, end, free_ports, start, wait_until
+from ackline.local.processes import Server, Startable, end, free_ports, save, start, wait_until
 from ackline.tables.lease import ProcessIdentity
 
 READY_SECONDS = 180.0
@@ -72,7 +70,7 @@ class SavedAirflow:
         return f"http://{LOOPBACK}:{self.port}"
 
 
-class LocalAirflow(AirflowApi):
+class LocalAirflow(AirflowApi, Startable):
     """The Airflow of a home; a context manager that starts and stops it.
 
     `env` adds to the environment of its processes, and so to Airflow's settings. The caller's AIRFLOW variables are
@@ -103,15 +101,6 @@ class LocalAirflow(AirflowApi):
         # A killed server stays here until `stop`, because the tasks that it has started still run.
         self._servers: list[tuple[str, Server]] = []
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     @property
     def environment(self) -> dict[str, str]:
         """The environment variables with which the command `airflow` works on this Airflow."""
@@ -127,7 +116,7 @@ class LocalAirflow(AirflowApi):
             raise FatalError(f"an Airflow runs in {self.home} already")
         self.home.mkdir(parents=True, exist_ok=True)
         logins = {USERNAME: self._saved.password, "viewer": self._saved.viewer_password}
-        _write_secret(self.home / "logins.json", logins)
+        save(self.home / "logins.json", logins)
         self._migrate()
         since = datetime.now(UTC)
         try:
@@ -227,7 +216,7 @@ class LocalAirflow(AirflowApi):
         server = start(command, env=environment, log=log, folder=self.home, detached=self._detached)
         self._servers.append((name, server))
         processes = [(server.identity.pid, server.identity.started) for _, server in self._servers]
-        _write_secret(self.home / SAVED, asdict(replace(self._saved, processes=processes)))
+        save(self.home / SAVED, asdict(replace(self._saved, processes=processes)))
 
     def _wait_until_healthy(self, since: datetime) -> None:
         current = dict(self._servers)
@@ -265,13 +254,6 @@ def _saved(home: Path) -> SavedAirflow | None:
         return SavedAirflow(**json.loads((home / SAVED).read_text()))
     except FileNotFoundError:
         return None
-
-
-def _write_secret(file: Path, content: object) -> None:
-    scratch = file.with_suffix(".new")
-    scratch.touch(mode=0o600)
-    scratch.write_text(json.dumps(content))
-    scratch.replace(file)
 
 
 def _end_of(log: Path) -> str:

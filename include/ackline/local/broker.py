@@ -5,7 +5,6 @@ automatically, and the broker is ready within seconds. Data and ports are saved 
 again is the same cluster.
 """
 
-import json
 import os
 import socket
 import subprocess
@@ -14,8 +13,6 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -23,7 +20,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from ackline.errors import FatalError
 from ackline.local.connection import LOOPBACK, SAVED, SavedBroker, read_saved
-from ackline.local.processes import Server, end, free_ports, start, wait_until
+from ackline.local.processes import Server, Startable, end, free_ports, save, start, wait_until
 from ackline.spark import jars
 from ackline.tables.lease import ProcessIdentity
 
@@ -67,7 +64,7 @@ logger.server.level = info
 """
 
 
-class Broker:
+class Broker(Startable):
     """The broker of a folder; a context manager that starts and stops it.
 
     `config` adds to the broker's settings. `heap_mb` limits its heap, in MiB. `port` is the port for clients; the
@@ -114,15 +111,6 @@ class Broker:
         """The file with its output."""
         return self.directory / "broker.log"
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     def start(self) -> None:
         """Starts the broker and waits until it coordinates consumer groups; does nothing if it runs.
 
@@ -138,7 +126,9 @@ class Broker:
         command = [*self._java(), *heap, logging, "kafka.Kafka", str(self._properties)]
         self._server = start(command, env=os.environ, log=self.log, folder=self.directory, detached=self._detached)
         try:
-            self._save(self._server)
+            process = self._server.identity
+            saved = SavedBroker(self.port, self._controller_port, process.pid, process.started)
+            save(self.directory / SAVED, asdict(saved))
             self._wait_until_ready()
         except BaseException:
             self.kill()
@@ -186,11 +176,16 @@ class Broker:
         """Writes the settings, and formats the storage once for a folder; formatting that was interrupted is redone."""
         data = self.directory / "data"
         data.mkdir(parents=True, exist_ok=True)
+        controller, clients = self._joins or self, f"PLAINTEXT://{self.bootstrap}"
         settings = {
             **SETTINGS,
             "node.id": str(self._node),
             "log.dirs": str(data),
-            **self._listeners(),
+            # It is its own controller, unless it joins another broker.
+            "process.roles": "broker,controller" if controller is self else "broker",
+            "listeners": clients + (f",CONTROLLER://{LOOPBACK}:{self._controller_port}" * (controller is self)),
+            "advertised.listeners": clients,
+            "controller.quorum.bootstrap.servers": f"{LOOPBACK}:{controller._controller_port}",
             **self._config,
         }
         self._properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
@@ -205,18 +200,6 @@ class Broker:
         if done.returncode != 0:
             raise FatalError(f"the broker's storage was not formatted: {(done.stdout + done.stderr).strip()[-500:]}")
 
-    def _listeners(self) -> dict[str, str]:
-        """Returns the settings of its listeners. It is its own controller, unless it joins another broker."""
-        controller = self._joins or self
-        clients = f"PLAINTEXT://{self.bootstrap}"
-        quorum = f",CONTROLLER://{LOOPBACK}:{self._controller_port}" if controller is self else ""
-        return {
-            "process.roles": "broker,controller" if controller is self else "broker",
-            "listeners": clients + quorum,
-            "advertised.listeners": clients,
-            "controller.quorum.bootstrap.servers": f"{LOOPBACK}:{controller._controller_port}",
-        }
-
     def _cluster_id(self) -> str:
         """Returns the id of a new cluster, or that of the broker it joins, which must have been started before."""
         if self._joins is None:
@@ -225,7 +208,11 @@ class Broker:
         return next(line.partition("=")[2] for line in stored.splitlines() if line.startswith("cluster.id="))
 
     def _wait_until_ready(self) -> None:
-        if wait_until(lambda: self._ended() or self._listens(), READY_SECONDS) and not self._ended():
+        def listens() -> bool:
+            with socket.socket() as client:
+                return client.connect_ex((LOOPBACK, self.port)) == 0
+
+        if wait_until(lambda: self._ended() or listens(), READY_SECONDS) and not self._ended():
             probe = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "ackline-probe", "log_level": 0})
             try:
                 ready = wait_until(lambda: self._ended() or _has_coordinator(probe), READY_SECONDS)
@@ -238,17 +225,6 @@ class Broker:
 
     def _ended(self) -> bool:
         return self._server is None or not self._server.alive()
-
-    def _listens(self) -> bool:
-        with socket.socket() as client:
-            return client.connect_ex((LOOPBACK, self.port)) == 0
-
-    def _save(self, server: Server) -> None:
-        saved = SavedBroker(self.port, self._controller_port, server.identity.pid, server.identity.started)
-        file = self.directory / SAVED
-        scratch = file.with_suffix(".new")
-        scratch.write_text(json.dumps(asdict(saved)))
-        scratch.replace(file)
 
 
 def running(directory: Path) -> SavedBroker | None:

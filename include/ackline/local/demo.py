@@ -161,7 +161,7 @@ def _produce(
     broker.create_topic(topic, PARTITIONS)
     broker.create_topic(dead)
     with console.status(f"producing to {topic}"):
-        counts = order_events.produce(broker.bootstrap, topic, events)
+        counts = order_events.produce_orders(broker.bootstrap, topic, events)
     console.print(show.produced(topic, counts))
     return counts
 

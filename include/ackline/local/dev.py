@@ -13,30 +13,20 @@ import base64
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from ackline.errors import ConfigError, FatalError, TransientError
+from ackline.errors import ConfigError, TransientError
 from ackline.local import airflow_servers, broker, events
 from ackline.local.broker import Broker
 from ackline.local.connection import SAVED, demo_folder, dev_folder
+from ackline.local.events import RecordLine
 
 Headers = tuple[tuple[str, bytes | None], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordLine:
-    """A record to produce; `partition` of None lets the client choose it by the key."""
-
-    value: bytes | None
-    key: bytes | None = None
-    headers: Headers = ()
-    partition: int | None = None
 
 
 def read_records(path: Path) -> Iterator[RecordLine]:
@@ -109,7 +99,6 @@ def _text(content: bytes | None) -> Any:
 
 PARTITIONS = 4
 NO_BROKER = "no broker is up: start one with `ackline dev up`"
-PRODUCE_SECONDS = 60.0
 CONSUME_SECONDS = 30.0
 
 
@@ -167,7 +156,7 @@ def dev_produce(topic: str, count: int) -> str:
     up = _broker_with_topics(topic)
     # The number of records is the seed, so each call produces other orders.
     seed = sum(log_ends(up.bootstrap, topic).values())
-    counts = events.produce(up.bootstrap, topic, events.orders(count, seed))
+    counts = events.produce_orders(up.bootstrap, topic, events.orders(count, seed))
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in counts.by_kind.items() if number)
     return f"produced {counts.records:,} records to {topic} at {up.bootstrap}: {kinds}"
 
@@ -180,32 +169,8 @@ def dev_produce_file(topic: str, path: Path) -> str:
     """
     records = list(read_records(path))
     up = _broker_with_topics(topic)
-    producer = Producer({"bootstrap.servers": up.bootstrap, "enable.idempotence": True, "log_level": 3})
-    refused: list[str] = []
-
-    def delivered(error: KafkaError | None, _: Message) -> None:
-        if error is not None:
-            refused.append(error.str())
-
-    for record in records:
-        partition = -1 if record.partition is None else record.partition  # -1: the client chooses
-        while True:
-            try:
-                producer.produce(
-                    topic, record.value, record.key, partition, headers=list(record.headers), on_delivery=delivered
-                )
-                break
-            except BufferError:
-                producer.poll(0.1)
-        producer.poll(0)
-    left = producer.flush(PRODUCE_SECONDS)
-    if refused or left:
-        raise FatalError(
-            f"{topic} at {up.bootstrap}: {len(refused) + left} of {len(records)} records were not acknowledged"
-            + (f": {refused[0]}" if refused else ""),
-            topic=topic,
-        )
-    return f"produced {len(records):,} records to {topic} at {up.bootstrap}"
+    produced = events.produce(up.bootstrap, topic, records)
+    return f"produced {produced:,} records to {topic} at {up.bootstrap}"
 
 
 def dev_consume(topic: str, limit: int | None = None) -> Iterator[Mapping[str, Any]]:

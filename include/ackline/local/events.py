@@ -14,7 +14,9 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, Message, Producer
+
+from ackline.errors import FatalError
 
 OPENING = datetime(2026, 3, 2, 7, tzinfo=UTC)
 PRICES = {"mug-blue": 1190, "mug-red": 1190, "teapot": 3450, "kettle-steel": 5990, "tea-assam-250": 890,
@@ -111,36 +113,63 @@ def _value(rng: random.Random, order: dict[str, Any], kind: OrderKind) -> bytes 
     return value[: rng.randrange(20, len(value) - 20)] if kind is OrderKind.MALFORMED else value
 
 
-def produce(bootstrap: str, topic: str, events: Iterable[OrderEvent], *, timeout: float = 60) -> OrderCounts:
-    """Produces each event once, to the partition that Java's clients choose for its key, and returns the counts.
+@dataclass(frozen=True, slots=True)
+class RecordLine:
+    """A record to produce; `partition` of None lets the client choose it by the key."""
 
-    Returns when the broker has acknowledged all records. Raises KafkaException if it refuses a record, and TimeoutError
-    if it does not acknowledge all within `timeout` seconds after the last one.
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    partition: int | None = None
+
+
+def produce(bootstrap: str, topic: str, records: Iterable[RecordLine], *, timeout: float = 60) -> int:
+    """Produces each record once, to the partition that Java's clients choose for its key. Returns how many they were.
+
+    Returns when the broker has acknowledged all records. Raises FatalError if it refuses one, or does not acknowledge
+    all within `timeout` seconds after the last one.
     """
     producer = Producer({
         "bootstrap.servers": bootstrap, "partitioner": "murmur2_random", "linger.ms": 20, "enable.idempotence": True,
         "log_level": 3,  # a broker whose coordinator is still loading is not worth a message: the client tries again
     })  # fmt: skip
-    counts: Counter[OrderKind] = Counter()
-    refused: list[KafkaError] = []
+    refused: list[str] = []
 
-    def delivered(error: KafkaError | None, message: Message) -> None:
+    def delivered(error: KafkaError | None, _: Message) -> None:
         if error is not None:
-            refused.append(error)
+            refused.append(error.str())
 
-    for event in events:
+    number = 0
+    for number, record in enumerate(records, 1):  # noqa: B007
+        partition = -1 if record.partition is None else record.partition  # -1: the client chooses
+        headers: list[Any] = list(record.headers)
         while True:
             try:
-                producer.produce(topic, key=event.key, value=event.value, on_delivery=delivered)
+                producer.produce(topic, record.value, record.key, partition, headers=headers, on_delivery=delivered)
                 break
             except BufferError:
                 producer.poll(0.1)
         producer.poll(0)
-        counts[event.kind] += 1
-    if left := producer.flush(timeout):
-        raise TimeoutError(f"topic {topic}: {left} records were not acknowledged within {timeout:.0f} s")
-    if refused:
-        raise KafkaException(refused[0])
+    left = producer.flush(timeout)
+    if refused or left:
+        raise FatalError(
+            f"{topic} at {bootstrap}: {len(refused) + left} of {number} records were not acknowledged"
+            + (f": {refused[0]}" if refused else ""),
+            topic=topic,
+        )
+    return number
+
+
+def produce_orders(bootstrap: str, topic: str, events: Iterable[OrderEvent]) -> OrderCounts:
+    """Produces each event once, as `produce` does, and returns the counts."""
+    counts: Counter[OrderKind] = Counter()
+
+    def counted() -> Iterator[RecordLine]:
+        for event in events:
+            counts[event.kind] += 1
+            yield RecordLine(event.value, event.key)
+
+    produce(bootstrap, topic, counted())
     return OrderCounts({kind: counts[kind] for kind in OrderKind})
 
 

@@ -9,6 +9,7 @@ connections. So a server that is killed finds its port still free when it starts
 meanwhile can't be connected to itself.
 """
 
+import json
 import os
 import random
 import signal
@@ -16,9 +17,11 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -71,6 +74,33 @@ POLL_SECONDS = 0.05
 KILL_SECONDS = 20.0
 
 
+class Startable(ABC):
+    """A server, or several: a context manager that starts and stops it."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts it and waits until it is ready."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends it. May be called repeatedly."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def save(file: Path, content: object) -> None:
+    """Writes a value as JSON for its owner alone, all of it or nothing. It may hold a password."""
+    scratch = file.with_suffix(".new")
+    scratch.touch(mode=0o600)
+    scratch.write_text(json.dumps(content))
+    scratch.replace(file)
+
+
 class Server:
     """A server process, started by `start`."""
 
@@ -93,17 +123,14 @@ class Server:
         repeatedly."""
         end([self.identity], grace_seconds)
         self._process.wait()
-        self._dismiss_guard()
+        if self._guard is not None:
+            self._guard.dismiss()
+            self._guard = None
 
     def kill(self) -> None:
         """Sends SIGKILL to the server alone, like a crash; the processes that it has started go on until `stop`."""
         self.identity.send(signal.SIGKILL)
         self._process.wait()
-
-    def _dismiss_guard(self) -> None:
-        if self._guard is not None:
-            self._guard.dismiss()
-            self._guard = None
 
 
 class _Guard:
@@ -195,10 +222,6 @@ def _session(pid: int) -> int | None:
         return None
 
 
-def _guard(pid: int, started: int) -> None:
+if __name__ == "__main__":  # the guard of a server
     sys.stdin.buffer.read()
-    end([ProcessIdentity(pid, started)], grace_seconds=0)
-
-
-if __name__ == "__main__":
-    _guard(int(sys.argv[1]), int(sys.argv[2]))
+    end([ProcessIdentity(int(sys.argv[1]), int(sys.argv[2]))], grace_seconds=0)
