@@ -3,8 +3,7 @@
 This module exports what a handler needs. docs/architecture.md describes the other modules.
 """
 
-from ackline.handler import Dead, Record, Skip, arrow_handler, column_handler
-from ackline.tuples import Emit, Fail, Hold, InFlight, Tuple
+from ackline.handler import Dead, Emit, Fail, Hold, InFlight, Record, Skip, Tuple, arrow_handler, column_handler
 
 __all__ = ["Dead", "Emit", "Fail", "Hold", "InFlight", "Record", "Skip", "Tuple", "arrow_handler", "column_handler"]
 __version__ = "0.1.0"

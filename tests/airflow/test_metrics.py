@@ -19,9 +19,9 @@ from airflow.sdk.observability.metrics import stats_utils
 from ackline.airflow import operators
 from ackline.airflow.results import COUNTED, publish_metrics
 from ackline.errors import GroupBusy
+from ackline.handler import Durations, StepCounts
 from ackline.ledger.metrics import StepFigures
 from ackline.steps.settle import settle
-from ackline.tuples import Durations, StepCounts
 from tests.support.memory_kafka import MemoryGroup
 from tests.support.memory_lane import FAILS, FAILS_ONCE, OK, TP1, MemoryLane
 

@@ -15,8 +15,8 @@ from deltalake import convert_to_deltalake
 from pyspark.sql import SparkSession
 
 from ackline import Record
+from ackline.handler import Emit, Tuple
 from ackline.spark.lineage import fresh_records, source_options
-from ackline.tuples import Emit, Tuple
 from tests.bench import sides
 from tests.bench.topic import ISOLATION, Subject
 

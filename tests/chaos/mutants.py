@@ -14,15 +14,16 @@ import pytest
 from ackline.errors import AcklineError, RangeGone, TopicChanged
 from ackline.in_flight import decide as answers
 from ackline.in_flight.ack_topic import AnswerRange, range_to_read
-from ackline.lane import claim, commit, plans, void
+from ackline.lane import claim, commit, plans
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import CommitResult
-from ackline.ledger.answers import AnswerReport, Ignored
+from ackline.ledger.answers import Ignored
 from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import AnswerKind, ErrorClass, Outcome
 from ackline.ledger.turns import (
+    AnswerReport,
     Marker,
     MarkerKind,
     Plan,
@@ -176,7 +177,7 @@ def void_beside_a_claim(patch: pytest.MonkeyPatch) -> None:
         if range_error is None or adapters.store.has_claim(plan.turn):
             return real(adapters, plan, newest, None)
         marker = Marker(MarkerKind.WAIVER, adapters.run_id, adapters.now(), adapters.actor, str(range_error))
-        void.store_void(adapters, plan, newest, marker)
+        claim.store_void(adapters, plan, newest, marker)
         return False
 
     patch.setattr(replay, "_claim_or_waive", claim_or_void)

@@ -63,7 +63,7 @@ def test_status_shows_what_is_in_flight_and_when_it_is_overdue(lane: AnsweredLan
 def test_a_wrong_answer_is_refused_and_nothing_is_sent(
     lane: AnsweredLane, ackline: MemoryCommand, arguments: list[str], reason: str
 ) -> None:
-    from ackline.ledger.tokens import parse_token
+    from ackline.ledger.answers import parse_token
 
     token = parse_token(lane.tokens[0, 1])
     assert token is not None

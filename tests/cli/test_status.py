@@ -27,6 +27,7 @@ from ackline.actions.status import (
 from ackline.cli.status import _held_lines, _open_lines
 from ackline.cli.tables import fitting_table, status_table, steps_table
 from ackline.errors import TransientError
+from ackline.handler import Durations, StepCounts
 from ackline.lane.lease import TurnLease
 from ackline.ledger.explain import HeldBy
 from ackline.ledger.metrics import StepFigures
@@ -35,7 +36,6 @@ from ackline.ledger.pending import PendingKind
 from ackline.pipeline.warnings import TopicPolicy
 from ackline.tables.lease import Lease, ProcessIdentity
 from ackline.tables.lease_file import NAME, LeaseFile
-from ackline.tuples import Durations, StepCounts
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_kafka import MemoryCluster
 from tests.support.memory_lane import FAILS, NOON, OK, TP, MemoryLane

@@ -5,11 +5,10 @@ import pytest
 from ackline.actions.void import open_turn, void_open_turn
 from ackline.errors import ConfigError
 from ackline.in_flight.ack_topic import send_answer
-from ackline.ledger.answers import AckPosition
+from ackline.ledger.answers import parse_token
 from ackline.ledger.fold import PendingKind
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.tokens import parse_token
-from ackline.ledger.turns import TurnKind
+from ackline.ledger.turns import AckPosition, TurnKind
 from ackline.pipeline.warnings import TopicPolicy
 from tests.support.memory_lane import ACKS, DEAD, NOON, OK, TP, WAITS, AnsweredLane, MemoryBackfill, in_flight
 

@@ -13,11 +13,10 @@ import pytest
 from ackline.in_flight import decide
 from ackline.in_flight.ack_topic import range_to_read
 from ackline.in_flight.decide import decide_answers
-from ackline.ledger.answers import Answer, parse_answer
+from ackline.ledger.answers import Answer, parse_answer, parse_token
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import PendingKind, PendingRuns, PendingState, microseconds
-from ackline.ledger.tokens import parse_token
 from ackline.steps.replay import job_of
 from ackline.tables.rows import decision_rows
 from tests.support.memory_lane import NOON, OK, TP, WAITS, AnsweredLane, MemoryBackfill, in_flight

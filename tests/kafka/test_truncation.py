@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 
 from ackline.errors import TransientError
-from ackline.kafka.cluster import Cluster
+from ackline.kafka.cluster import Cluster, truncated_logs
 from ackline.kafka.config import client_config
-from ackline.kafka.truncation import truncated_logs
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from tests.e2e import wire
 from tests.ledger.strategies import NOON

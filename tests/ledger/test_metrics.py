@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ackline.handler import Durations, StepCounts
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
 from ackline.ledger.metrics import (
@@ -27,7 +28,6 @@ from ackline.ledger.metrics import (
 )
 from ackline.ledger.offsets import LogBounds, TopicPartition, ValuedRange
 from ackline.ledger.outcomes import Outcome
-from ackline.tuples import Durations, StepCounts
 from tests.ledger.strategies import NOON
 
 TP, TWO = TopicPartition("orders", 0), TopicPartition("orders", 1)

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from ackline.handler import Record
+from ackline.handler import Emit, Record, Tuple
 from ackline.local.demo_report import REJECTED, TOTALS, prove_outputs
 from ackline.local.events import OrderEvent, OrderKind, expected_rows, shop_orders
-from ackline.tuples import Emit, Tuple
 from handlers.shop import price, split, total
 
 ORDERS = list(shop_orders(400))

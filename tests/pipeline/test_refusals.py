@@ -14,7 +14,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from pydantic_core._pydantic_core import list_all_errors
 
 from ackline.errors import ConfigError
-from ackline.pipeline import refusals, yaml_file
+from ackline.pipeline import refusals
 from ackline.pipeline.keys import RULES, PipelineKeys, Rule
 from ackline.pipeline.pipeline import Pipeline, load
 from ackline.pipeline.refusals import OUR_KINDS, known_keys, nearest_key
@@ -315,7 +315,7 @@ def kinds_of_errors() -> list[Any]:
 def message(tmp_path: Path, error: ValidationError) -> str:
     path = tmp_path / "x.yaml"
     path.write_text(GOOD)
-    return str(refusals.refusal(path, yaml_file.read(path)[0], error.errors(include_url=False), Pipeline))
+    return str(refusals.refusal(path, refusals.read_yaml(path)[0], error.errors(include_url=False), Pipeline))
 
 
 def value_at(key: tuple[str, ...], value: object) -> dict[str, Any]:

@@ -9,8 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ackline.handler import Record
-from ackline.tuples import Emit, Tuple
+from ackline.handler import Emit, Record, Tuple
 from tests.support import journal
 from tests.worker.isolation.killers import DEEDS, spin
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ackline.local.broker import Broker
-from ackline.pipeline.secrets import key_hash
+from ackline.pipeline.properties import key_hash
 from tests.conftest import MakeTopic
 from tests.kafka.kafka_log import put
 from tests.spark.lab import run_script
@@ -19,7 +19,7 @@ from ackline.errors import AcklineError
 from ackline.ledger.offsets import TopicPartition
 from ackline.spark import job as replay_job
 from ackline.spark.session import open_session
-from ackline.ledger.tokens import TokenSigner
+from ackline.ledger.answers import TokenSigner
 from tests.spark.lab import Lab
 
 bootstrap, topic, root, secret = sys.argv[1:]

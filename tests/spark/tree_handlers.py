@@ -7,8 +7,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ackline.handler import Dead, Record, Skip
-from ackline.tuples import Emit, Fail, Hold, InFlight, Tuple
+from ackline.handler import Dead, Emit, Fail, Hold, InFlight, Record, Skip, Tuple
 from tests.spark.output_handlers import hand_on
 from tests.support import journal
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from ackline.handler import Record
+from ackline.handler import InFlight, Record
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import UNIX_EPOCH
-from ackline.tuples import InFlight
 from tests.support.journal import follow_orders
 
 READ, BEFORE, AFTER = "read", "before", "after"

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ackline.errors import FatalError, RangeGone, TransientError
-from ackline.handler import Dead, Record, Skip, sign_tokens_with
+from ackline.handler import Dead, InFlight, Record, Skip, sign_tokens_with
 from ackline.kafka.dead_letters import DeadLetters, FoundLetter, LetterId
 from ackline.kafka.exact import ExactReader, Gone
 from ackline.kafka.fetching import Headers
@@ -20,7 +20,6 @@ from ackline.ledger.outcomes import UNIX_EPOCH, ErrorClass, Outcome, timestamp_o
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.functions import load_partition_filter
 from ackline.pipeline.pipeline import Pipeline
-from ackline.tuples import InFlight
 from ackline.worker.files import WrittenFile
 from ackline.worker.outcomes import error_class_of
 from tests.support.memory import (

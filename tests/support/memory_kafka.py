@@ -7,12 +7,11 @@ from confluent_kafka import OFFSET_INVALID, Message
 from confluent_kafka import TopicPartition as ClientPartition
 
 from ackline.errors import FatalError, TransientError
-from ackline.kafka.cluster import Cluster, TopicInfo
+from ackline.kafka.cluster import Cluster, Positions, TopicInfo
 from ackline.kafka.dead_letters import DeadLetters, Delivery, Letter
 from ackline.kafka.exact import ExactReader, Found, Gone
 from ackline.kafka.fetching import beyond_end
 from ackline.kafka.group import Group
-from ackline.kafka.truncation import Positions
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import Outcome, timestamp_of

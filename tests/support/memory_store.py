@@ -9,11 +9,20 @@ from typing import Any, cast
 
 from ackline.errors import FatalError, LedgerError
 from ackline.ledger.account import Result, ResultRuns
-from ackline.ledger.answers import AnswerReport
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.offsets import Ranges, TopicPartition, union
 from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns
-from ackline.ledger.turns import LIVE, Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
+from ackline.ledger.turns import (
+    LIVE,
+    AnswerReport,
+    Marker,
+    MarkerKind,
+    OperatorLoss,
+    Plan,
+    Settlement,
+    TurnId,
+    TurnKind,
+)
 from ackline.tables.chosen import DeadRow, OutcomeFilter, RangesByPartition
 from ackline.tables.rows import plan_date
 from ackline.tables.store import LedgerStore

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from deltalake.transaction import AddAction
 
-from ackline.ledger.answers import AckPosition, AnswerReport
 from ackline.ledger.backoff import RetryPolicy
 from ackline.ledger.fold import PartitionState, fold
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.outcomes import UNIX_EPOCH, AnswerKind, ErrorClass, Outcome, OutcomeColumns, OutcomeRow
-from ackline.ledger.turns import LIVE, TurnKind
+from ackline.ledger.turns import LIVE, AckPosition, AnswerReport, TurnKind
 from ackline.tables.maintenance import maintain
 from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.rows import plan_date

@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
+from ackline.handler import Durations, StepCounts
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.tables.history import STEP_TURNS, delta_versions, log_starts_at, recent_turns, step_figures
 from ackline.tables.store import LedgerStore
-from ackline.tuples import Durations, StepCounts
 from tests.ui.stored_lanes import StoredPartition, write_lane
 
 TP, TP1 = TopicPartition("orders", 0), TopicPartition("orders", 1)

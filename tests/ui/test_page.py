@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ackline.handler import Durations, StepCounts
 from ackline.lane.adapters import open_adapters
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import TopicPartition
@@ -22,7 +23,6 @@ from ackline.pipeline.pipeline import load
 from ackline.steps.run import run
 from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.store import LedgerStore
-from ackline.tuples import Durations, StepCounts
 from ackline.ui import pages, readings
 from ackline.ui import readings as failing
 from ackline.ui.links import Addresses

@@ -11,9 +11,9 @@ import pytest
 from ackline import InFlight, Record, arrow_handler
 from ackline.errors import ConfigError
 from ackline.handler import Tier, sign_tokens_with
+from ackline.ledger.answers import TokenSigner, parse_token
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import ErrorClass, Outcome
-from ackline.ledger.tokens import TokenSigner, parse_token
 from ackline.ledger.turns import TurnId
 from ackline.pipeline.functions import check_functions
 from ackline.pipeline.streams import Stream, Translation

@@ -17,10 +17,10 @@ from typing import Any
 
 from ackline.errors import AcklineError, ConfigError, FatalError, GroupBusy, GroupMoved
 from ackline.lane.adapters import Adapters
+from ackline.lane.claim import void_advice
 from ackline.lane.commit import acknowledging, check_allowed, commit_metadata_of, commit_newest
 from ackline.lane.genesis import previous_subscription
 from ackline.lane.plans import MOVES, Targets, action_plan, check_clock, check_settings_unchanged
-from ackline.lane.void import void_advice
 from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.outputs.turn import publish_settled

@@ -25,9 +25,8 @@ from enum import StrEnum
 from ackline.actions.actions import commit_or_reason, perform_action
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.lane.adapters import Adapters
-from ackline.lane.claim import operator_loss, record_lost, replace_by_lost
+from ackline.lane.claim import close_if_waived, operator_loss, record_lost, replace_by_lost, store_void, waive
 from ackline.lane.plans import Targets
-from ackline.lane.void import close_if_waived, store_void, waive
 from ackline.ledger.turns import Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
 from ackline.outputs.checks import folder_name, staging_root
 from ackline.outputs.turn import is_published, mark_as_published, read_manifest
@@ -120,7 +119,7 @@ def _close(adapters: Adapters, plan: Plan, before: Settlement, reason: str, paus
         if consequence is Consequence.VOID:
             _drop_lost_files(adapters, plan)
         return consequence
-    # The waiver takes the claim's number (lane/void.py). If it is refused, the handler may have been called. A waived
+    # The waiver takes the claim's number (lane/claim.py). If it is refused, the handler may have been called. A waived
     # turn is never handed out, so it has no outcomes whose files could be lost.
     if waive(adapters, plan, waiver):
         close_if_waived(adapters, plan, before)

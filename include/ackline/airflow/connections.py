@@ -13,7 +13,7 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException, AirflowOptionalProviderFeatureException
 
 from ackline.errors import ConfigError
-from ackline.pipeline import secrets
+from ackline.pipeline import properties
 from ackline.pipeline.folder import audit_root
 from ackline.pipeline.pipeline import Pipeline
 from ackline.tables.object_store import CONNECTION, is_remote, options_of, options_of_connection, use_options
@@ -35,7 +35,7 @@ def use_audit_connection() -> dict[str, str] | None:
             raise ConfigError(
                 f"the Airflow connection {name}, which {CONNECTION} names, is not defined", key=CONNECTION
             ) from None
-        fields = secrets.Connection(
+        fields = properties.Connection(
             connection.conn_type, connection.login, connection.password, connection.extra_dejson
         )
         use_options(options_of_connection(name, fields))

@@ -20,13 +20,13 @@ from typing import Any
 from ackline.actions.objects import PlannedObject, SettledObject
 from ackline.actions.status import PartitionStatus, TopicStatus, status, status_by_topic
 from ackline.errors import AcklineError
+from ackline.handler import SOURCE
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import CommitResult
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import count
 from ackline.ledger.turns import LIVE, Settlement, worst_partitions
 from ackline.steps.plan import Planned
-from ackline.tuples import SOURCE
 
 WORST = 10
 """How many partitions a summary lists."""

@@ -17,8 +17,7 @@ from ackline.cli import formats
 from ackline.cli.options import DryRun, Json, Name, Now, Yes, is_confirmed, opened, show_preview, time_of, with_fields
 from ackline.errors import ConfigError
 from ackline.in_flight.ack_topic import send_answer
-from ackline.ledger.answers import parse_answer
-from ackline.ledger.tokens import parse_token
+from ackline.ledger.answers import parse_answer, parse_token
 from ackline.pipeline.arguments import is_lane
 from ackline.pipeline.field_types import is_pipeline_name
 from ackline.pipeline.form import Entered

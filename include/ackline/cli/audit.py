@@ -140,7 +140,7 @@ def _key_hash(pipeline: Pipeline, key: str | None, key_hex: str | None) -> str |
 
     Raises ConfigError for both of them, for digits that are not hexadecimal, and if the connection has no secret.
     """
-    from ackline.pipeline.secrets import key_hash, secret_of
+    from ackline.pipeline.properties import key_hash, secret_of
 
     if key is None and key_hex is None:
         return None

@@ -24,9 +24,8 @@ from ackline.local.connection import dev_bootstrap
 from ackline.pipeline.field_types import topic_name
 from ackline.pipeline.folder import conflicts, handlers_folder, load_folder, pipelines_folder, project_root
 from ackline.pipeline.pipeline import load
-from ackline.pipeline.properties import broker_addresses
+from ackline.pipeline.properties import broker_addresses, connection_from_environment, variable_of
 from ackline.pipeline.scaffold import Scaffold, name_for, text_of_handler, text_of_pipeline, text_of_test
-from ackline.pipeline.secrets import connection_from_environment, variable_of
 
 Broker = Annotated[
     str | None,

@@ -15,11 +15,10 @@ from ackline.kafka.cluster import TopicInfo
 from ackline.kafka.exact import Found, Gone
 from ackline.lane.adapters import Adapters
 from ackline.lane.log_checks import truncated_partitions
-from ackline.ledger.answers import AckPosition
+from ackline.ledger.answers import Token
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.tokens import Token
-from ackline.ledger.turns import Settlement
+from ackline.ledger.turns import AckPosition, Settlement
 from ackline.pipeline.arguments import id_of
 
 _NAMED = 5

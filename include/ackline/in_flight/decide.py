@@ -16,14 +16,13 @@ from ackline.errors import ConfigError
 from ackline.in_flight.ack_topic import AnswerRange, expired_warnings, range_to_read, read_answers
 from ackline.kafka.exact import Found, Gone
 from ackline.lane.adapters import Adapters
-from ackline.lane.void import void_advice
-from ackline.ledger.answers import SKIPPED_IN_TREE, AckPosition, Answer, AnswerReport, Applied, Ignored, parse_answer
+from ackline.lane.claim import void_advice
+from ackline.ledger.answers import SKIPPED_IN_TREE, Answer, Applied, Ignored, Keys, Token, parse_answer, parse_token
 from ackline.ledger.fold import PartitionState, PendingKind
 from ackline.ledger.offsets import Int64s, TopicPartition
 from ackline.ledger.outcomes import AnswerKind, ErrorClass, Outcome, OutcomeRow
 from ackline.ledger.pending import LATEST_TIME, PendingRuns
-from ackline.ledger.tokens import Keys, Token, parse_token
-from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId
+from ackline.ledger.turns import AckPosition, AnswerReport, Plan, PlannedPartition, SettledPartition, Settlement, TurnId
 from ackline.scrub import scrub
 
 _MAX_OFFSET = 2**63 - 1

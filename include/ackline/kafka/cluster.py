@@ -1,5 +1,18 @@
-"""Reads topics and logs from the brokers: topic ids, partitions, leaders, log bounds, and the time of a record."""
+"""Reads topics and logs from the brokers: topic ids, partitions, leaders, log bounds, and the time of a record.
 
+It also finds truncated logs: it requests from each leader where an older leader's epoch ends (KIP-320,
+OffsetForLeaderEpoch). A follower that lags and is elected all the same has a shorter log. New records then take the
+offsets of the lost ones, so the log's end shows nothing. The leader epoch does: a log agrees with the log of the leader
+of epoch E below an offset if no later epoch begins below that offset. The admin client has no such request. A consumer
+sends it for a position that is assigned with a leader epoch, and reports a record or the end of the log if the log
+agrees.
+
+Two truncations stay unnoticed. First, one whose records retention has taken since, up to the offset: no record is left
+that it could hide. Second, a log exchanged for one that never had epoch E, in which an epoch before E goes on beyond
+the offset: that takes two elections in a row of a replica that was not in sync, of different replicas.
+"""
+
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -8,16 +21,23 @@ from datetime import datetime
 from math import ceil
 from typing import Any, Self, TypeVar
 
-from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicCollection,
+)
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.kafka import clients
-from ackline.kafka.clients import NOT_FOUND, LastError, ackline_error, kafka_error
+from ackline.kafka.clients import NOT_FOUND, LastError, ackline_error, is_login_failure, is_transient, kafka_error
 from ackline.kafka.config import brokers
-from ackline.kafka.truncation import Positions, truncated_logs
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import timestamp_of
 from ackline.pipeline.warnings import TopicPolicy
@@ -43,6 +63,8 @@ _LEADER_MOVING = frozenset({
 _NO_RECORD = frozenset({"_PARTITION_EOF", "_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+Positions = Mapping[TopicPartition, tuple[int, int]]
+"""Offset and leader epoch: the log of the leader of that epoch had everything below the offset."""
 _Offsets = dict[TopicPartition, Any]
 T = TypeVar("T")
 
@@ -183,8 +205,8 @@ class Cluster:
 
     def truncated_at(self, positions: Positions) -> dict[TopicPartition, int | None]:
         """Returns the partitions that were truncated below their position, each with the offset below which the log
-        still holds what the leader of the position's epoch had, or None if that is unknown; see
-        `ackline.kafka.truncation`. Call it only where the leader epoch has changed.
+        still holds what the leader of the position's epoch had, or None if that is unknown. Call it only where the
+        leader epoch has changed.
 
         Raises TransientError if leaders don't answer in time.
         """
@@ -298,3 +320,89 @@ class Cluster:
         if known.name() == "TOPIC_EXCEPTION":
             return ConfigError(f"{doing}: Kafka does not allow this name; correct it")
         return ackline_error(known, doing, self._config, tp, last=self._last)
+
+
+TIMEOUT = 30.0
+"""Seconds within which all leaders have to answer."""
+_DOING = "reading where leader epochs end"
+_END = re.compile(r"broker end offset is (\d+)")
+_OUT_OF_RANGE = KafkaError(KafkaError.OFFSET_OUT_OF_RANGE).str()
+
+
+def truncated_logs(
+    config: Mapping[str, object], positions: Positions, timeout: float = TIMEOUT
+) -> dict[TopicPartition, int | None]:
+    """Returns the partitions whose log no longer holds all that the leader of the epoch had below the offset.
+
+    The value is the offset below which the log still agrees, or None if even that is unknown. Costs a request and a
+    fetch for each partition. Raises TransientError if leaders don't answer within `timeout` seconds.
+    """
+    last = LastError()
+    # Uncommitted records answer as well, and need no wait for a transaction's end.
+    settings = {**clients.SPARSE_FETCH, "error_cb": last}
+    reader = clients.consumer(config, "ackline-epochs", "read_uncommitted", **settings)
+    try:
+        with clients.as_ackline_errors(_DOING, config, last):
+            return _query_leaders(reader, config, positions, timeout, last)
+    finally:
+        reader.close()
+
+
+def _query_leaders(
+    reader: Consumer, config: Mapping[str, object], positions: Positions, timeout: float, last: LastError
+) -> dict[TopicPartition, int | None]:
+    reader.assign(
+        [ClientPartition(*tp, offset, leader_epoch=leader_epoch) for tp, (offset, leader_epoch) in positions.items()]
+    )
+    waiting, truncated = set(positions), dict[TopicPartition, int | None]()
+    deadline = time.monotonic() + timeout
+    # Not a retry: each poll returns the next answer of any partition, and the client itself repeats its requests.
+    while waiting:
+        if (left := deadline - time.monotonic()) <= 0:
+            raise _no_answer(min(waiting), config)
+        message = reader.poll(left)
+        if message is None:
+            continue
+        tp, error = TopicPartition(str(message.topic()), int(message.partition() or 0)), message.error()
+        if tp not in waiting:
+            if error is not None and is_login_failure(error):
+                raise ackline_error(error, _DOING, config, last=last)
+            continue
+        if error is not None and not _is_answer(error):
+            if not is_transient(error):
+                raise ackline_error(error, "reading where its leader epoch ends", config, tp, positions[tp][0], last)
+            continue
+        waiting.discard(tp)
+        reader.incremental_unassign([ClientPartition(*tp)])
+        if _is_truncated(message):
+            truncated[tp] = _reported_end(message)
+    return truncated
+
+
+def _is_answer(error: KafkaError) -> bool:
+    return error.name() in ("_PARTITION_EOF", "_AUTO_OFFSET_RESET", "_LOG_TRUNCATION", "OFFSET_OUT_OF_RANGE")
+
+
+def _is_truncated(message: Message) -> bool:
+    """Whether an answer means that the log was truncated. A position that agrees with the log, but is below the log
+    start, is not truncated; a position beyond the log's end never agrees.
+
+    librdkafka reports both cases as `_AUTO_OFFSET_RESET`; only the text differs.
+    """
+    error = message.error()
+    return error is not None and error.name() != "_PARTITION_EOF" and _OUT_OF_RANGE not in error.str()
+
+
+def _reported_end(message: Message) -> int | None:
+    error = message.error()
+    match = _END.search(error.str()) if error is not None else None
+    return int(match[1]) if match else None
+
+
+def _no_answer(tp: TopicPartition, config: Mapping[str, object]) -> TransientError:
+    return TransientError(
+        f"{tp}: its leader gave no answer where an older leader's log ended (at {brokers(config)}); check that the "
+        f"partition has a leader, then run this again",
+        topic=tp.topic,
+        partition=tp.partition,
+    )

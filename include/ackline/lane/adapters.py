@@ -22,14 +22,14 @@ from ackline.kafka.produce import send_answers
 from ackline.kafka.registry import Registry, registry_config, without_registry_settings
 from ackline.lane.lease import TurnLease, WhenHeld
 from ackline.lane.listeners import ListenerThread, load_listener
+from ackline.ledger.answers import Keys, token_keys_of, warning_of_keys
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.tokens import Keys, token_keys_of, warning_of_keys
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId
 from ackline.pipeline.folder import audit_root
 from ackline.pipeline.form import EVERYTHING, RunRequest
 from ackline.pipeline.functions import PartitionFilter, all_partitions, load_partition_filter
 from ackline.pipeline.pipeline import Pipeline, pipeline_of_turn
-from ackline.pipeline.secrets import secret_of, without_own_settings
+from ackline.pipeline.properties import secret_of, without_own_settings
 from ackline.pipeline.streams import Translation
 from ackline.pipeline.warnings import warnings_of_connection, warnings_of_settings
 from ackline.tables.lease_file import LeaseFile

@@ -3,7 +3,7 @@
 Plans of runs, operator actions and backfills all check their logs here, before anything is read or decided. A topic
 that was created again has another topic id. A log that was truncated, and has perhaps grown again, has another leader
 epoch. Its end proves nothing: new records take the offsets of those that are gone. If the leader epoch has changed, and
-only then, the leader is queried for the end of the known epoch (`ackline.kafka.truncation`). Replay checks its planned
+only then, the leader is queried for the end of the known epoch (`ackline.kafka.cluster`). Replay checks its planned
 ranges again, before and after it reads.
 
 Under `on_expired: fail`, a run stops where retention was quicker than the pipeline, and settles nothing as expired.

@@ -12,9 +12,9 @@ from typing import Any
 
 from ackline.errors import ConfigError
 from ackline.lane.adapters import Adapters
+from ackline.lane.claim import void_advice
 from ackline.lane.commit import commit_metadata_of
 from ackline.lane.log_checks import check_not_truncated, check_topic_not_recreated
-from ackline.lane.void import void_advice
 from ackline.ledger.commit_rule import Committed, is_of_ledger, still_acknowledged
 from ackline.ledger.offsets import ChosenRanges, LogBounds, OffsetRange, TopicPartition, ValuedRanges
 from ackline.ledger.pending import PendingKind, PendingRuns, join_attempts

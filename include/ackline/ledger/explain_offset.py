@@ -17,13 +17,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
+from ackline.handler import SOURCE
 from ackline.ledger.answers import SKIPPED_IN_TREE
 from ackline.ledger.explain import HeldBy, attempts_text, waiting_sentence
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import Pending
-from ackline.tuples import SOURCE
 
 
 class StepStory(NamedTuple):

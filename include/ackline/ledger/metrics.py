@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
+from ackline.handler import SOURCE, Durations, StepCounts
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
-from ackline.tuples import SOURCE, Durations, StepCounts
 
 _MILLISECOND = 1_000_000
 

@@ -5,13 +5,13 @@ the table `settlements`, one row a topic-partition; the newest settlement is the
 writes and reads the rows.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from ackline.ledger.answers import AckPosition, AnswerReport
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.metrics import StepFigures
@@ -60,6 +60,60 @@ class TurnKind(StrEnum):
     """Reads paused partitions again."""
     VOID = "void"
     """Closes a plan that can't be carried out: no state changes, and no row of the turn counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class AckPosition:
+    """How far a lane has read its ack topic. Offsets of another topic of the same name mean nothing."""
+
+    topic: str
+    topic_id: str
+    next: Mapping[int, int] = field(default_factory=dict)
+    """By partition, the first offset that is not read yet. A partition that is missing here is read from its start."""
+    leader_epochs: Mapping[int, int] = field(default_factory=dict)
+    """By partition, the leader epoch under which everything below `next` was read; not where the broker gives none."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the position for the tables."""
+        numbers = {str(partition): offset for partition, offset in sorted(self.next.items())}
+        epochs = {str(partition): epoch for partition, epoch in sorted(self.leader_epochs.items())}
+        return {"topic": self.topic, "topic_id": self.topic_id, "next": numbers, "leader_epochs": epochs}
+
+    @classmethod
+    def of_json(cls, stored: Mapping[str, Any]) -> "AckPosition":
+        """Returns the position that the tables hold."""
+        numbers = {int(partition): int(offset) for partition, offset in stored["next"].items()}
+        # Positions of an earlier version have no leader epochs.
+        epochs = {int(partition): int(epoch) for partition, epoch in stored.get("leader_epochs", {}).items()}
+        return cls(str(stored["topic"]), str(stored["topic_id"]), numbers, epochs)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReport:
+    """What settle has made of the answers of a turn, and where the next turn reads on."""
+
+    position: AckPosition
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How many answers were applied or ignored, by `ackline.ledger.answers`' words; zeros are left out."""
+    warnings: tuple[str, ...] = ()
+    """Answers that the ack topic has lost or hides, in words."""
+
+    def after_turn_without_answers(self) -> "AnswerReport":
+        """Returns the report of a next turn that reads no answers."""
+        return AnswerReport(self.position)
+
+    def encode(self) -> str:
+        """Returns the report as the text that the tables hold."""
+        stored = {**self.position.as_json(), "counts": dict(self.counts), "warnings": list(self.warnings)}
+        return json.dumps(stored, separators=(",", ":"))
+
+    @classmethod
+    def decode(cls, text: str | None) -> "AnswerReport | None":
+        """Returns the report in a text of the tables; None if there is none."""
+        if not text:
+            return None
+        stored = json.loads(text)
+        return cls(AckPosition.of_json(stored), dict(stored["counts"]), tuple(stored["warnings"]))
 
 
 ACK_POSITION = "ack_position"

@@ -18,7 +18,7 @@ from typing import Any
 from ackline.errors import ConfigError
 from ackline.pipeline.folder import project_root
 from ackline.pipeline.pipeline import Pipeline
-from ackline.pipeline.secrets import connection_from_environment, variable_of
+from ackline.pipeline.properties import connection_from_environment, variable_of
 
 LOOPBACK = "127.0.0.1"
 SAVED = "broker.json"

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ackline.errors import AcklineError, ConfigError, FatalError, LedgerError
 from ackline.lane.adapters import Adapters
-from ackline.lane.void import void_advice
+from ackline.lane.claim import void_advice
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.pending import NOTHING_PENDING, PendingKind, PendingRuns

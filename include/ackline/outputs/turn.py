@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.lane.adapters import Adapters
-from ackline.lane.void import void_advice
+from ackline.lane.claim import void_advice
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.outputs.checks import (
     check_kept_files,

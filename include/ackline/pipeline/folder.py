@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import ackline
 from ackline.errors import ConfigError
 from ackline.ledger.turns import LIVE
-from ackline.pipeline import yaml_file
 from ackline.pipeline.pipeline import Pipeline, load
+from ackline.pipeline.refusals import MAX_BYTES, line_of, read_yaml
 
 if TYPE_CHECKING:
     from ackline.pipeline.blocks import KafkaBlock
@@ -229,7 +229,7 @@ def load_folder(folder: Path) -> LoadedFolder:
         except ConfigError as error:
             broken[path] = error
     for path, _, key, reason in conflicts(valid):
-        line = yaml_file.line_of(yaml_file.read(path)[0], key.split("."))
+        line = line_of(read_yaml(path)[0], key.split("."))
         broken[path] = ConfigError(f"{path}:{line}: {key}: {reason}", file=path, key=key)
     return LoadedFolder({p.name: p for path, p in valid.items() if path not in broken}, broken)
 
@@ -281,7 +281,7 @@ def _guess_name(path: Path) -> str:
         if not path.is_file():  # a device may have no end
             return ""
         with path.open(encoding="utf-8", errors="replace") as file:
-            match = _NAME.search(file.read(yaml_file.MAX_BYTES))
+            match = _NAME.search(file.read(MAX_BYTES))
     except OSError:
         return ""
     return match[1] if match else ""

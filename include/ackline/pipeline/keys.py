@@ -13,13 +13,12 @@ from croniter import croniter
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from ackline.ledger.tokens import TOKEN_KEYS
+from ackline.ledger.answers import TOKEN_KEYS
 from ackline.pipeline.blocks import InFlightBlock, KafkaBlock, RetryBlock, SparkBlock
 from ackline.pipeline.field_types import MAPPING, CodePath, Duration, PipelineName, StrictBlock, Time, TopicName
 from ackline.pipeline.outputs import OutputBlock
-from ackline.pipeline.properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, is_true
+from ackline.pipeline.properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, SECRET, is_true
 from ackline.pipeline.refusals import DEAD_LETTER_ADVICE, error_at
-from ackline.pipeline.secrets import SECRET
 from ackline.pipeline.streams import DecodeBlock, RegistryChoice, StreamBlock, check_streams, refuse_registry_decoders
 from ackline.pipeline.topology import StepBlock, topology
 

@@ -17,11 +17,10 @@ from pydantic_core import ErrorDetails
 from ackline.errors import ConfigError
 from ackline.ledger.backoff import Backoff
 from ackline.ledger.turns import Plan
-from ackline.pipeline import yaml_file
 from ackline.pipeline.blocks import RetryBlock
 from ackline.pipeline.field_types import StrictBlock
 from ackline.pipeline.keys import PipelineKeys, check_rules
-from ackline.pipeline.refusals import refusal
+from ackline.pipeline.refusals import read_yaml, refusal
 from ackline.pipeline.streams import (
     PIPELINE_STREAM,
     RegistryBlock,
@@ -88,7 +87,7 @@ class Pipeline(PipelineKeys):
 
 def load(path: Path) -> Pipeline:
     """Returns the pipeline of a file. Raises ConfigError with the file, line, key and reason of each problem."""
-    node, data = yaml_file.read(path)
+    node, data = read_yaml(path)
     if not isinstance(data, dict):
         raise ConfigError(
             f"{path}: not a mapping; a pipeline file is a mapping of keys to values, such as `name: orders`", file=path

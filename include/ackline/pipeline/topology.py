@@ -10,10 +10,10 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from ackline.handler import DEFAULT_STREAM, SOURCE
 from ackline.pipeline.field_types import CodePath, StepName, StreamOfStep, StrictBlock
 from ackline.pipeline.outputs import Output, OutputBlock, canonical_uri
 from ackline.pipeline.refusals import error_at
-from ackline.tuples import DEFAULT_STREAM, SOURCE
 
 SOURCE_STEP = -1
 """The number of the step `source`, which comes before all others."""

@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ackline.errors import ConfigError, FatalError
-from ackline.handler import Handler, Tier, tier_of
+from ackline.handler import SOURCE, Handler, StepCounts, Tier, tier_of
 from ackline.ledger.metrics import FetchTimes, StepFigures
 from ackline.ledger.offsets import TopicPartition, count
 from ackline.ledger.outcomes import Outcome
@@ -33,7 +33,6 @@ from ackline.spark.lineage import manifests_of, one_job
 from ackline.spark.master import is_local
 from ackline.spark.probe import WAIT_SECONDS, WAIT_SECONDS_ONCE, probe_executors, wait_until_sized, wait_until_visible
 from ackline.tables.errors import unusable_folder
-from ackline.tuples import SOURCE, StepCounts
 from ackline.worker.files import OutcomeTarget, WrittenFile
 from ackline.worker.settings import KafkaSettings, ReplayJob, ReplaySettings, durations_of
 from ackline.worker.streams import Streams, load_functions_of_job

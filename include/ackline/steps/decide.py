@@ -13,17 +13,16 @@ from ackline.errors import ConfigError
 from ackline.in_flight.ack_topic import AnswerRange
 from ackline.in_flight.decide import DecidedRows, answers_of_turn, decide_answers
 from ackline.lane.adapters import Adapters
+from ackline.lane.claim import void_advice
 from ackline.lane.plans import MOVES, LaneRanges, chosen_in, lane_ranges
 from ackline.lane.turn_metrics import gaps_of
-from ackline.lane.void import void_advice
-from ackline.ledger.answers import AnswerReport
 from ackline.ledger.backoff import Backoff
 from ackline.ledger.fold import OutcomeRow, PartitionState, fold
 from ackline.ledger.offsets import AnyRange, OffsetRange, TopicPartition, arrays_of, clipped, joined
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.pending import PendingRuns
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
-from ackline.ledger.turns import Plan, PlannedPartition, Settlement, TurnKind
+from ackline.ledger.turns import AnswerReport, Plan, PlannedPartition, Settlement, TurnKind
 from ackline.pipeline.pipeline import TurnSettings
 from ackline.tables.turn_outcomes import TurnOutcomes
 

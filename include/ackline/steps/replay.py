@@ -21,23 +21,27 @@ from ackline.errors import ConfigError, RangeGone, TopicChanged, TransientError
 from ackline.kafka.config import inlined_certificates, java_properties
 from ackline.kafka.registry import check_registry
 from ackline.lane.adapters import Adapters, Progress
-from ackline.lane.claim import claim, record_lost, refuse_retries, retry_report, take_start_marker
-from ackline.lane.log_checks import check_planned_ranges
-from ackline.lane.plans import check_open_plan_settings
-from ackline.lane.void import (
+from ackline.lane.claim import (
     advises_void,
     advises_void_if_file_changed,
     check_not_voided,
+    claim,
     close_if_waived,
+    record_lost,
+    refuse_retries,
+    retry_report,
+    take_start_marker,
     void_advice,
     void_turn,
     waive,
 )
+from ackline.lane.log_checks import check_planned_ranges
+from ackline.lane.plans import check_open_plan_settings
+from ackline.ledger.answers import TokenSigner
 from ackline.ledger.metrics import TurnReport
 from ackline.ledger.offsets import TopicPartition, arrays_of
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import NOTHING_PENDING
-from ackline.ledger.tokens import TokenSigner
 from ackline.ledger.turns import Marker, MarkerKind, Plan, Settlement
 from ackline.outputs.checks import output_targets
 from ackline.outputs.turn import publish_settled, store_manifest

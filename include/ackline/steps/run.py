@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from ackline.errors import RangeGone
 from ackline.lane.adapters import Adapters, Progress
+from ackline.lane.claim import check_not_voided
 from ackline.lane.commit import CommitResult
 from ackline.lane.turn_metrics import stored_report, turn_outcomes
-from ackline.lane.void import check_not_voided
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import Plan, Settlement, TurnId, TurnKind

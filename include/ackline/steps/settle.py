@@ -22,7 +22,15 @@ from dataclasses import replace
 
 from ackline.errors import GroupMoved, NoProof, TooManyFailures
 from ackline.lane.adapters import Adapters
-from ackline.lane.claim import operator_loss
+from ackline.lane.claim import (
+    acknowledged_foreign_offset,
+    advises_void,
+    check_not_voided,
+    close_if_waived,
+    operator_loss,
+    void_advice,
+    void_turn,
+)
 from ackline.lane.commit import CommitResult, commit_newest, renew_id_of_copy
 from ackline.lane.listeners import notify_settled
 from ackline.lane.log_checks import expired_rows_error
@@ -35,20 +43,20 @@ from ackline.lane.turn_metrics import (
     unacked_first_attempts,
     with_metrics,
 )
-from ackline.lane.void import (
-    acknowledged_foreign_offset,
-    advises_void,
-    check_not_voided,
-    close_if_waived,
-    void_advice,
-    void_turn,
-)
-from ackline.ledger.answers import AnswerReport
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.metrics import TurnReport
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.turns import LOST_BY_OPERATOR, OperatorLoss, Plan, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.ledger.turns import (
+    LOST_BY_OPERATOR,
+    AnswerReport,
+    OperatorLoss,
+    Plan,
+    SettledPartition,
+    Settlement,
+    TurnId,
+    TurnKind,
+)
 from ackline.outputs.keep import check_staged_rows, settled_outputs
 from ackline.outputs.turn import find_outputs, publish_settled
 from ackline.steps.decide import decide, states_after

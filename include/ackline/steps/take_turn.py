@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from ackline.errors import NewerCommit
 from ackline.lane.adapters import Adapters
+from ackline.lane.claim import close_if_waived
 from ackline.lane.commit import Rounds
 from ackline.lane.plans import check_clock
-from ackline.lane.void import close_if_waived
 from ackline.ledger.turns import Plan, Settlement, TurnKind
 from ackline.outputs.turn import store_plan
 

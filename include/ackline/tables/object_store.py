@@ -20,7 +20,7 @@ import pyarrow.fs as pafs
 
 from ackline.errors import ConfigError
 from ackline.pipeline.folder import KNOWN_SCHEMES
-from ackline.pipeline.secrets import Connection, connection_from_environment, variable_of
+from ackline.pipeline.properties import Connection, connection_from_environment, variable_of
 
 CONNECTION = "ACKLINE_AUDIT_CONNECTION"
 """The variable that names the Airflow connection of the object store."""

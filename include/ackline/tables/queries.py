@@ -54,7 +54,7 @@ class AuditFilter:
     """The rows as they were then: those of turns settled by this time, or those in this version of the lane's outcomes.
     With `everything`, a time leaves out the rows with a later `handled_at`."""
     key_hash: str | None = None
-    """Only rows about records whose key has this hash (`ackline.pipeline.secrets`): attempts, and decisions on them."""
+    """Only rows about records whose key has this hash (`pipeline.properties.key_hash`): attempts, and decisions."""
     newest_first: bool = False
     """Whether the newest turn comes first. In a turn, offsets ascend."""
 

@@ -11,10 +11,9 @@ first write there, and reads it as null from older rows.
 
 import pyarrow as pa
 
-from ackline.ledger.answers import AnswerReport
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.outcomes import AnswerKind, Outcome
-from ackline.ledger.turns import TurnKind
+from ackline.ledger.turns import AnswerReport, TurnKind
 from ackline.scrub import MESSAGE_LIMIT
 from ackline.tables.columns import (
     JSON,

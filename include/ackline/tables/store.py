@@ -19,11 +19,10 @@ from deltalake.transaction import AddAction
 
 from ackline.errors import LedgerError
 from ackline.ledger.account import ResultRuns
-from ackline.ledger.answers import AnswerReport
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.metrics import TurnReport
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.turns import Plan, Settlement, TurnId, TurnKind
+from ackline.ledger.turns import AnswerReport, Plan, Settlement, TurnId, TurnKind
 from ackline.tables.chosen import (
     DeadRow,
     OutcomeFilter,

@@ -17,11 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.handler import Handler, Tier, Yielded, sign_tokens_with
+from ackline.handler import Handler, InFlight, Tier, Yielded, sign_tokens_with
 from ackline.ledger.backoff import parse_duration
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import LATEST, MICROSECOND
-from ackline.tuples import InFlight
 from ackline.worker.outcomes import (
     INVALID_WORD,
     OUTCOME_WORDS,

@@ -28,7 +28,7 @@ from ackline.handler import Tier
 from ackline.ledger.metrics import FetchTimes
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import NO_TIMESTAMP, ErrorClass, Outcome
-from ackline.pipeline.secrets import KeyHash, key_hash
+from ackline.pipeline.properties import KeyHash, key_hash
 from ackline.tables.object_store import use_options
 from ackline.worker.files import Chunk, OutcomeCounter, OutcomeFiles
 from ackline.worker.isolation.handler_process import IsolatedHandler

@@ -11,16 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackline.handler import Tier
+from ackline.handler import Durations, StepCounts, Tier
+from ackline.ledger.answers import TokenSigner
 from ackline.ledger.metrics import FetchTimes
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRanges
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.tokens import TokenSigner
 from ackline.ledger.turns import TurnId
 from ackline.pipeline.outputs import StagedFile
 from ackline.pipeline.streams import Translation
 from ackline.pipeline.topology import Topology
-from ackline.tuples import Durations, StepCounts
 from ackline.worker.files import OutcomeTarget, WrittenFile
 from ackline.worker.task_folder import TaskFolder
 

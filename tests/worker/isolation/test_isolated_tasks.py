@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ackline.errors import ConfigError
+from ackline.ledger.answers import TokenSigner
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.tokens import TokenSigner
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.streams import Stream, Translation
 from ackline.pipeline.topology import Topology

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ackline.handler import Record
-from ackline.tuples import Emit, Fail, Hold, Tuple
+from ackline.handler import Emit, Fail, Hold, Record, Tuple
 from tests.worker.isolation.killers import do, note
 
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from ackline.handler import Dead, Record, Skip
+from ackline.handler import Dead, Emit, Fail, Hold, Record, Skip, Tuple
 from ackline.pipeline.topology import Topology
-from ackline.tuples import Emit, Fail, Hold, Tuple
 
 WORDS = ("ack",) * 12 + ("fail", "skip", "dead")
 JOIN_WORDS = ("ack",) * 12 + ("hold", "fail one", "fail all")

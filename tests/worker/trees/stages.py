@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ackline.handler import Handler, Record
+from ackline.handler import Emit, Handler, Origin, Record, StepCounts, Tuple
 from ackline.ledger.offsets import TopicPartition
 from ackline.pipeline.topology import SOURCE_STEP, Step, StepBlock, Topology, topology
-from ackline.tuples import Emit, Origin, StepCounts, Tuple
 from ackline.worker.outcomes import RowOutcome
 from ackline.worker.trees.calls import TreeCalls
 from ackline.worker.trees.events import Block, EventFormat, Events, PackedEvents, Sums, outcome_of_root

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from ackline.handler import Dead, Record, Skip
+from ackline.handler import Dead, Emit, Fail, Hold, Origin, Record, Skip, Tuple
 from ackline.ledger.outcomes import Outcome
-from ackline.tuples import Emit, Fail, Hold, Origin, Tuple
 from ackline.worker.outcomes import RowOutcome, TaskFailure
 from ackline.worker.trees.calls import rarer_collection
 from tests.worker.trees.stages import (

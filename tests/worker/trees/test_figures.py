@@ -7,11 +7,10 @@ from datetime import date
 import numpy as np
 import pytest
 
-from ackline.handler import Record, Skip, Tier
+from ackline.handler import Emit, Hold, Record, Skip, Tier, Tuple
 from ackline.ledger.explain_offset import StepStory, decode
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnId
-from ackline.tuples import Emit, Hold, Tuple
 from ackline.worker.files import OutcomeTarget
 from ackline.worker.settings import ReplaySettings, TaskSettings
 from ackline.worker.trees.batch import EdgeLog, edge_log_of

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ackline.handler import Dead, Record, Skip, Tier
+from ackline.handler import Dead, Durations, Emit, Hold, InFlight, Record, Skip, Tier, Tuple
+from ackline.ledger.answers import TokenSigner
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.tokens import TokenSigner
 from ackline.ledger.turns import TurnId
 from ackline.pipeline.topology import SOURCE_STEP, Topology
-from ackline.tuples import Durations, Emit, Hold, InFlight, Tuple
 from ackline.worker.call import use_in_flight_settings
 from ackline.worker.files import OutcomeTarget
 from ackline.worker.outcomes import InvalidOutcome, Outcomes, RowOutcome

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from ackline.errors import FatalError
-from ackline.handler import Tier
+from ackline.handler import Origin, Tier
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.local.processes import wait_until
 from ackline.pipeline.functions import load_steps
 from ackline.pipeline.topology import SOURCE_STEP, Stream, Topology
-from ackline.tuples import Origin
 from ackline.worker.files import OutcomeTarget
 from ackline.worker.settings import ReplaySettings, TaskSettings
 from ackline.worker.trees.calls import TreeCalls

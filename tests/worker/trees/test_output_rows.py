@@ -9,11 +9,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from ackline.handler import Record
+from ackline.handler import SOURCE, Emit, Record
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.outputs import Output, OutputBlock
 from ackline.pipeline.topology import topology
-from ackline.tuples import SOURCE, Emit
 from ackline.worker.settings import OutputTargets
 from ackline.worker.trees import output_rows
 from ackline.worker.trees.answers import EmittedRow

@@ -7,12 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ackline.handler import Record
+from ackline.handler import InFlight, Record
+from ackline.ledger.answers import TokenSigner
 from ackline.ledger.outcomes import ErrorClass, Outcome
-from ackline.ledger.tokens import TokenSigner
 from ackline.ledger.turns import TurnId
 from ackline.pipeline.topology import Topology
-from ackline.tuples import InFlight
 from ackline.worker.call import use_in_flight_settings
 from ackline.worker.outcomes import RowOutcome
 from ackline.worker.settings import ReplaySettings

@@ -9,12 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from ackline.handler import Record, Tier
+from ackline.handler import Emit, Record, Tier, Tuple
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.topology import Topology
-from ackline.tuples import Emit, Tuple
 from ackline.worker.files import OutcomeTarget
 from ackline.worker.settings import ReplaySettings, TaskSettings
 from ackline.worker.trees.batch import Outbox

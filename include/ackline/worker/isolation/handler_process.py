@@ -32,9 +32,8 @@ from typing import Any
 import numpy as np
 
 from ackline.errors import AcklineError, FatalError, TransientError
-from ackline.handler import Tier
+from ackline.handler import Durations, Tier
 from ackline.ledger.outcomes import ErrorClass, Outcome
-from ackline.tuples import Durations
 from ackline.worker.isolation import serving
 from ackline.worker.isolation.fork_server import COMMAND, END_CALL, EXIT_GRACE, FORK, QUIT, STATUS
 from ackline.worker.isolation.serving import NO_CALL, CallLog, CallState

@@ -13,9 +13,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ackline.errors import FatalError
+from ackline.handler import Durations
 from ackline.ledger.offsets import Bools
 from ackline.ledger.outcomes import ErrorClass
-from ackline.tuples import Durations
 from ackline.worker.outcomes import Outcomes, RowOutcome
 from ackline.worker.records import Int64s
 from ackline.worker.run import TaskRun

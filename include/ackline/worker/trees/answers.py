@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import GeneratorType
 from typing import Any, NamedTuple
 
+from ackline.handler import SOURCE, Emit, Fail, Hold, InFlight
 from ackline.pipeline.topology import Step, Stream, Topology
 from ackline.scrub import scrub
-from ackline.tuples import SOURCE, Emit, Fail, Hold, InFlight
 from ackline.worker.call import refuse_unfinished
 from ackline.worker.outcomes import InvalidOutcome
 from ackline.worker.trees.payload import copied, pack

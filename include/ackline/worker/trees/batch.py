@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ackline.handler import SOURCE, Durations, StepCounts, Tuple
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.pipeline.topology import SOURCE_STEP, Stream
-from ackline.tuples import SOURCE, Durations, StepCounts, Tuple
 from ackline.worker.outcomes import RowOutcome
 from ackline.worker.settings import TaskSettings
 from ackline.worker.trees.events import NO_TIMESTAMP, NOT_BEGUN, EventFormat, Events, PackedEvents, note_of

@@ -8,13 +8,12 @@ from time import perf_counter_ns
 from typing import Any
 
 from ackline.errors import FatalError
-from ackline.handler import Handler, Record
+from ackline.handler import SOURCE, Handler, InFlight, Origin, Record
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import NEVER
 from ackline.pipeline.outputs import Output
 from ackline.pipeline.topology import SOURCE_STEP, Step, Stream, Topology
-from ackline.tuples import SOURCE, InFlight, Origin
 from ackline.worker.call import end_forked_copy, forks, in_flight_outcome
 from ackline.worker.outcomes import Clock, RowOutcome, TaskFailure, outcome_of_exception
 from ackline.worker.trees.answers import Answer, AnswerReader, Emitted, NotAcked, Waiting

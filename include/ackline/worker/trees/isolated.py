@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ackline.handler import Handler, Record, Tier
+from ackline.handler import Durations, Handler, Origin, Record, Tier
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import NEVER
 from ackline.pipeline.functions import load_steps
 from ackline.pipeline.topology import SOURCE_STEP, Step, Stream
-from ackline.tuples import Durations, Origin
 from ackline.worker.call import forks
 from ackline.worker.isolation.handler_process import Death, HandlerProcess
 from ackline.worker.isolation.serving import CallLog, Observer, serve_requests

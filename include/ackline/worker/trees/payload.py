@@ -12,10 +12,9 @@ from types import NoneType
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
-from ackline.handler import Record
+from ackline.handler import Origin, Record, Tuple, new_tuple
 from ackline.pipeline.streams import scalar_texts
 from ackline.pipeline.topology import Stream
-from ackline.tuples import Origin, Tuple, new_tuple
 from ackline.worker.outcomes import InvalidOutcome
 from ackline.worker.trees.rows import EdgeNumbers
 

@@ -14,11 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.handler import Handler, Record
+from ackline.handler import SOURCE, Handler, InFlight, Origin, Record, StepCounts
 from ackline.ledger.offsets import Bools
 from ackline.pipeline.topology import Step, Topology
 from ackline.tables.object_store import use_options
-from ackline.tuples import SOURCE, InFlight, Origin, StepCounts
 from ackline.worker.isolation.handler_process import IsolatedHandler
 from ackline.worker.outcomes import Outcomes, RowOutcome, outcome_clock
 from ackline.worker.records import Int64s, Records

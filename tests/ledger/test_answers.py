@@ -8,11 +8,19 @@ import pytest
 from ackline import Record
 from ackline.errors import ConfigError
 from ackline.handler import sign_tokens_with
-from ackline.ledger.answers import AckPosition, Answer, AnswerReport, counts_text, parse_answer
+from ackline.ledger.answers import (
+    TOKEN_KEYS,
+    Answer,
+    TokenSigner,
+    counts_text,
+    parse_answer,
+    parse_token,
+    token_keys_of,
+    warning_of_keys,
+)
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import AnswerKind
-from ackline.ledger.tokens import TOKEN_KEYS, TokenSigner, parse_token, token_keys_of, warning_of_keys
-from ackline.ledger.turns import TurnId
+from ackline.ledger.turns import AckPosition, AnswerReport, TurnId
 
 KEY, OTHER = b"a key of the tests", b"another key of them"
 TURN = TurnId("shop", "live", 1, 7)

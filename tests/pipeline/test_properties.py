@@ -6,7 +6,7 @@ import hmac
 import pytest
 
 from ackline.errors import ConfigError
-from ackline.pipeline.secrets import SECRET, key_hash, secret_of, without_own_settings
+from ackline.pipeline.properties import SECRET, key_hash, secret_of, without_own_settings
 
 TEXT = "sixteen letters!"
 
