@@ -87,8 +87,8 @@ def request(lane: MemoryLane, kind: TurnKind, *, perform: bool = True, **options
     """Carries an operator's request out, or prepares it only."""
     action, adapters = ActionRequest(kind, **options), lane.adapters()
     check_request(action)
-    act = perform_action if perform else prepare_action
-    return act(adapters, kind, lambda newest: choose_targets(adapters, action, newest), "a test")
+    work = perform_action if perform else prepare_action
+    return work(adapters, kind, lambda newest: choose_targets(adapters, action, newest), "a test")
 
 
 def test_s74_a_retry_makes_pending_retries_due_now_and_counts_as_no_attempt() -> None:

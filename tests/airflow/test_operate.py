@@ -61,13 +61,13 @@ def form(lane: MemoryLane, monkeypatch: pytest.MonkeyPatch) -> Form:
 
 
 ACTS: list[dict[str, Any]] = [
-    {"act": "retry", "offsets": "1"},
-    {"act": "skip", "to": "6"},
-    {"act": "skip", "error_class": "ValueError"},
-    {"act": "reset", "to": "earliest"},
-    {"act": "reset", "by": "-1"},
-    {"act": "pause", "topics": ["orders"], "partitions": [0]},
-    {"act": "resume"},
+    {"action": "retry", "offsets": "1"},
+    {"action": "skip", "to": "6"},
+    {"action": "skip", "error_class": "ValueError"},
+    {"action": "reset", "to": "earliest"},
+    {"action": "reset", "by": "-1"},
+    {"action": "pause", "topics": ["orders"], "partitions": [0]},
+    {"action": "resume"},
 ]
 
 
@@ -79,24 +79,24 @@ def test_s73_a_run_changes_nothing_unless_it_is_confirmed(values: dict[str, Any]
     done = form.trigger(reason="a test", confirm=True, **values)
     assert done == {**shown, "dry_run": False}
     settlement = list(lane.world.tables.settlements.values())[-1]
-    assert (settlement.kind, settlement.actor, settlement.reason) == (values["act"], "ada", "a test")
+    assert (settlement.kind, settlement.actor, settlement.reason) == (values["action"], "ada", "a test")
 
 
 def test_a_void_and_an_adoption_are_acts_of_the_same_form(lane: MemoryLane, form: Form) -> None:
     lane.plan()
-    assert form.trigger(act="void", reason="a test", pause=True)["consequence"] == "void"
-    assert form.trigger(act="void", reason="a test", pause=True, confirm=True)["not_paused"] is None
+    assert form.trigger(action="void", reason="a test", pause=True)["consequence"] == "void"
+    assert form.trigger(action="void", reason="a test", pause=True, confirm=True)["not_paused"] is None
     assert (lane.kinds()[-1], lane.settled().paused) == ("void", True)
     lane.move_group(TP, 2, '{"ledger": "lost", "pipeline": "lane", "epoch": 0, "n": 9}')
-    shown = form.trigger(act="adopt-ledger", reason="a test")
+    shown = form.trigger(action="adopt-ledger", reason="a test")
     assert (shown["ledgers"], shown["dry_run"]) == (["lost"], True)
-    assert form.trigger(act="adopt-ledger", reason="a test", confirm=True) == {**shown, "dry_run": False}
+    assert form.trigger(action="adopt-ledger", reason="a test", confirm=True) == {**shown, "dry_run": False}
     assert (lane.committed(), lane.ranges(Outcome.SKIPPED)) == (1, [])
 
 
 @pytest.mark.parametrize(
     "values",
-    [{"act": "delete"}, {"partitions": [-1]}, {"partitions": ["0"]}, {"topics": ["a/b"]}, {"by": "5"},
+    [{"action": "delete"}, {"partitions": [-1]}, {"partitions": ["0"]}, {"topics": ["a/b"]}, {"by": "5"},
      {"offsets": "1-2"}, {"confirm": "yes"}, {"reason": "x" * 501}],
     ids=str,
 )  # fmt: skip
@@ -108,14 +108,14 @@ def test_the_form_refuses_wrong_values(values: dict[str, Any], form: Form) -> No
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"act": "skip", "to": "6"}, "reason: skip needs one"),
-        ({"act": "reset", "to": "6", "reason": " "}, "reason: reset needs one"),
-        ({"act": "pause", "to": "6"}, "to: pause takes no such value"),
-        ({"act": "skip", "to": "soon", "reason": "x"}, "to: give an offset"),
-        ({"act": "skip", "offsets": ":", "reason": "x"}, r"offsets: write A:B .*\(empty\)"),
-        ({"act": "skip", "to": "0", "reason": "x"}, "below the floor"),
-        ({"act": "pause", "partitions": [7]}, "no partition with --partition 7"),
-        ({"act": "adopt-ledger", "reason": "x"}, "nothing to adopt"),
+        ({"action": "skip", "to": "6"}, "reason: skip needs one"),
+        ({"action": "reset", "to": "6", "reason": " "}, "reason: reset needs one"),
+        ({"action": "pause", "to": "6"}, "to: pause takes no such value"),
+        ({"action": "skip", "to": "soon", "reason": "x"}, "to: give an offset"),
+        ({"action": "skip", "offsets": ":", "reason": "x"}, r"offsets: write A:B .*\(empty\)"),
+        ({"action": "skip", "to": "0", "reason": "x"}, "below the floor"),
+        ({"action": "pause", "partitions": [7]}, "no partition with --partition 7"),
+        ({"action": "adopt-ledger", "reason": "x"}, "nothing to adopt"),
     ],
 )
 def test_the_task_refuses_what_the_form_can_not(values: dict[str, Any], message: str, form: Form) -> None:

@@ -254,14 +254,14 @@ def test_no_epoch_begins_before_the_one_before_it_is_settled() -> None:
 
 
 def test_an_open_turn_of_the_epoch_before_refuses_a_new_one() -> None:
-    """An act on a settled lane that was killed between its plan and its settlement leaves such a turn."""
+    """An action on a settled lane that was killed between its plan and its settlement leaves such a turn."""
     live, lane = handled_lane(OK)
     live.strike("plan", kill, AFTER)
     with pytest.raises(Killed):
         perform_action(lane.adapters(), TurnKind.PAUSE, lambda newest: dict.fromkeys(newest.partitions, 0), "no")
     with pytest.raises(FatalError, match="is not settled"):
         lane.begin_epoch(1)
-    lane.run()  # finishes the act
+    lane.run()  # finishes the action
     lane.begin_epoch(1)
 
 

@@ -64,19 +64,19 @@ def page(root: str, criteria: AuditFilter) -> Callable[[], object]:
     """Returns what the page does for a pipeline, and then for one of its records."""
     from ackline.ui import pages, readings
     from ackline.ui import readings as failing
-    from ackline.ui.links import ActMaker, Addresses
+    from ackline.ui.links import ActionMaker, Addresses
 
     addresses = Addresses("/ackline/", "")
 
     def show(name: str) -> str:
         reading = readings.read_lane(name)
-        acts = ActMaker(name, LIVE, (), addresses)
-        page = pages.pipeline(reading, [LIVE], failing.failures(reading), acts.of_pipeline(), addresses)
+        actions = ActionMaker(name, LIVE, (), addresses)
+        page = pages.pipeline(reading, [LIVE], failing.failures(reading), actions.of_pipeline(), addresses)
         if criteria.offsets is None:
             return page
         offset = criteria.offsets.start
         record = readings.read_record(reading, TP, offset)
-        return pages.record(reading, TP, offset, record, acts.of_record(TP, offset, False), addresses)
+        return pages.record(reading, TP, offset, record, actions.of_record(TP, offset, False), addresses)
 
     assert show(SMALL)
     return lambda: show(LARGE)

@@ -47,7 +47,7 @@ class Case:
     reason: bool = False
     about: tuple[str, ...] = ()
     preview: str = "→"
-    """What its preview has in it, as a person reads it: for an act, before and after."""
+    """What its preview has in it, as a person reads it: for an action, before and after."""
 
     def __str__(self) -> str:
         return " ".join(self.arguments)

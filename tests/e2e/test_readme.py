@@ -125,8 +125,8 @@ def test_each_operator_action_of_the_readme_works_word_for_word(checkout: Checko
     write(checkout.folder, handler)
     write(checkout.folder, pipeline)
     assert "Stopped." in checkout.shell(confirmed(intervene.text))
-    acts = checkout.rows("history", "first", "--acts")["turns"]
-    assert [act["kind"] for act in acts] == ["reset", "skip", "skip", "pause", "retry"]
+    actions = checkout.rows("history", "first", "--actions")["turns"]
+    assert [action["kind"] for action in actions] == ["reset", "skip", "skip", "pause", "retry"]
 
 
 @pytest.mark.deep

@@ -184,7 +184,7 @@ def test_the_history_lists_turns_and_acts_newest_first(root: str, lane: LedgerSt
     assert (turns[0].actor, turns[0].reason, turns[0].partitions) == ("ada", "poison batch", 1)
     assert turns[-1].start is None
     assert settled_turns(root, "orders", limit=2) == turns[:2]
-    assert settled_turns(root, "orders", "live", acts_only=True) == turns[:1]
+    assert settled_turns(root, "orders", "live", actions_only=True) == turns[:1]
     assert settled_turns(root, "orders", "backfill-x") == []
 
 
@@ -196,7 +196,7 @@ def test_a_turn_that_an_operator_has_closed_is_an_act_and_no_run(root: str, stor
         store.store_plan(plan(n))
         partitions = {tp: replace(row, evidence=evidence) for tp, row in settlement(n).partitions.items()}
         store.store_settlement(replace(settlement(n, f"run-{n}"), kind=kind, partitions=partitions), plan(n))
-    assert [act.turn for act in settled_turns(root, "orders", acts_only=True)] == [4, 3, 2]
+    assert [action.turn for action in settled_turns(root, "orders", actions_only=True)] == [4, 3, 2]
     assert rows(root, "SELECT run_id, turns, void_turns FROM runs ORDER BY ALL") == [("run-1", 1, 1), ("run-5", 1, 0)]
 
 

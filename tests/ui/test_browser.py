@@ -159,7 +159,7 @@ def test_an_act_is_ready_to_paste_into_the_form_of_its_dag(user: Tab, airflow: L
     click(user, "Skip this record")
     conf, command = user.run("[...document.querySelectorAll('details[open] pre')].map(it => it.textContent)")
     assert json.loads(conf) == {
-        "act": "skip", "reason": "", "topics": ["orders"], "partitions": [1], "offsets": "141",
+        "action": "skip", "reason": "", "topics": ["orders"], "partitions": [1], "offsets": "141",
         "confirm": False,
     }  # fmt: skip
     assert command.startswith("ackline skip orders --topic orders --partition 1 --offsets 141")
@@ -183,13 +183,13 @@ def test_a_backfill_is_started_from_the_page_by_its_configuration_in_the_form_of
     user.command("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     user.open(f"{airflow.url}/ackline/{VIEWS['record']}")
     click(user, f"Backfill {tp} [141, 142)")
-    act = "document.querySelector('details[open]')"
-    assert json.loads(user.run(f"{act}.querySelector('pre').textContent")) == {
+    action = "document.querySelector('details[open]')"
+    assert json.loads(user.run(f"{action}.querySelector('pre').textContent")) == {
         "ranges": ["orders:1:141-142"], "confirm": False,
     }  # fmt: skip
-    click(user, "Copy", act)
-    user.wait_for(f"{act}.querySelector('button').textContent === 'Copied'")
-    click(user, f"Open the DAG {dag_id}", act)
+    click(user, "Copy", action)
+    user.wait_for(f"{action}.querySelector('button').textContent === 'Copied'")
+    click(user, f"Open the DAG {dag_id}", action)
     click(user, "Trigger")
     user.wait_for("document.querySelector('#element_ranges')")
     click(user, "Advanced Options")

@@ -14,14 +14,14 @@ from ackline.ledger.turns import LIVE
 from ackline.pipeline.arguments import OPTIONS, BackfillArguments
 from ackline.pipeline.form import Entered
 from ackline.pipeline.pipeline import Pipeline
-from ackline.ui.links import ActMaker, Addresses
+from ackline.ui.links import ActionMaker, Addresses
 
 TP = TopicPartition("orders", 3)
 ADDRESSES = Addresses("/base/ackline/", "/base")
 
 
 def test_an_act_links_to_its_dag_only_where_airflow_has_it() -> None:
-    with_backfill = ActMaker("orders", LIVE, {"replay__orders", "backfill__orders"}, ADDRESSES)
+    with_backfill = ActionMaker("orders", LIVE, {"replay__orders", "backfill__orders"}, ADDRESSES)
     retry, skip, backfill = with_backfill.of_record(TP, 1041, pending=True)
     assert (backfill.dag_url, retry.dag_url, skip.dag_url) == ("/base/dags/backfill__orders", None, None)
     assert json.loads(backfill.conf) == {"ranges": ["orders:3:1041-1042"], "confirm": False}
@@ -29,49 +29,49 @@ def test_an_act_links_to_its_dag_only_where_airflow_has_it() -> None:
 
 def test_the_command_of_an_act_is_safe_to_paste() -> None:
     hostile = "x'; rm -rf / #"
-    [act] = ActMaker("orders", LIVE, (), ADDRESSES).of_failures("retry", hostile)
-    assert shlex.split(act.command) == ["ackline", "retry", "orders", "--error-class", hostile]
-    assert json.loads(act.conf)["error_class"] == hostile
+    [action] = ActionMaker("orders", LIVE, (), ADDRESSES).of_failures("retry", hostile)
+    assert shlex.split(action.command) == ["ackline", "retry", "orders", "--error-class", hostile]
+    assert json.loads(action.conf)["error_class"] == hostile
 
 
 def test_a_settled_record_is_handled_again_only_by_a_backfill() -> None:
-    [act] = ActMaker("orders", LIVE, (), ADDRESSES).of_record(TP, 7, pending=False)
-    assert shlex.split(act.command) == ["ackline", "backfill", "orders", "orders:3:7-8"]
+    [action] = ActionMaker("orders", LIVE, (), ADDRESSES).of_record(TP, 7, pending=False)
+    assert shlex.split(action.command) == ["ackline", "backfill", "orders", "orders:3:7-8"]
 
 
 def test_an_act_on_another_lane_names_it() -> None:
-    retry, *_ = ActMaker("orders", "backfill-a", (), ADDRESSES).of_partition(TP, 5, 9)
+    retry, *_ = ActionMaker("orders", "backfill-a", (), ADDRESSES).of_partition(TP, 5, 9)
     assert retry.command.endswith("--lane backfill-a")
 
 
 def test_the_form_of_the_dag_takes_the_configuration_of_each_act() -> None:
     """The DAG checks it by the same schema, and then asks for the reason alone."""
     every = {"backfill__orders", "operate__orders"}
-    maker = ActMaker("orders", LIVE, every, ADDRESSES)
-    acts = [*maker.of_pipeline(), *maker.of_partition(TP, 5, 9), *maker.of_record(TP, 5, pending=True)]
-    acts += maker.of_failures("retry", "HTTPError")
-    operated = [act for act in acts if act.dag_id == "operate__orders"]
-    assert {json.loads(act.conf)["act"] for act in operated} == {"retry", "skip"}
-    for act in operated:
-        assert act.dag_url is not None
+    maker = ActionMaker("orders", LIVE, every, ADDRESSES)
+    actions = [*maker.of_pipeline(), *maker.of_partition(TP, 5, 9), *maker.of_record(TP, 5, pending=True)]
+    actions += maker.of_failures("retry", "HTTPError")
+    operated = [action for action in actions if action.dag_id == "operate__orders"]
+    assert {json.loads(action.conf)["action"] for action in operated} == {"retry", "skip"}
+    for action in operated:
+        assert action.dag_url is not None
         params = ParamsDict(operate_params())
-        params.update(json.loads(act.conf) | {"reason": "as in the runbook"})
+        params.update(json.loads(action.conf) | {"reason": "as in the runbook"})
         params.validate()
-        assert set(json.loads(act.conf)) <= set(operate_params())
-        check_entered(ACTIONS[params["act"]], Entered(dict(params), by_option=False))
+        assert set(json.loads(action.conf)) <= set(operate_params())
+        check_entered(ACTIONS[params["action"]], Entered(dict(params), by_option=False))
 
 
 def test_the_form_of_the_backfill_takes_the_configuration_of_each_act() -> None:
-    """Each key is a field of the form, and the task reads the values as the command reads the act's own options."""
+    """Each key is a field of the form, and the task reads the values as the command reads the action's own options."""
     kafka = {"bootstrap_servers": "memory:1", "group_id": "g", "topics": ["orders"]}
     pipeline = Pipeline.model_validate({"name": "orders", "handler": "a:b", "dead_letter": "none", "kafka": kafka})
-    maker = ActMaker("orders", LIVE, {"backfill__orders"}, ADDRESSES)
-    acts = [*maker.of_pipeline(), *maker.of_partition(TP, 5, 9), *maker.of_record(TP, 5, pending=False)]
-    acts += [*maker.of_failures("dead", "HTTPError"), *maker.of_failures("dead", "")]
-    backfills = [act for act in acts if act.dag_id == "backfill__orders"]
+    maker = ActionMaker("orders", LIVE, {"backfill__orders"}, ADDRESSES)
+    actions = [*maker.of_pipeline(), *maker.of_partition(TP, 5, 9), *maker.of_record(TP, 5, pending=False)]
+    actions += [*maker.of_failures("dead", "HTTPError"), *maker.of_failures("dead", "")]
+    backfills = [action for action in actions if action.dag_id == "backfill__orders"]
     assert len(backfills) == 5
-    for act in backfills:
-        conf = json.loads(act.conf)
+    for action in backfills:
+        conf = json.loads(action.conf)
         assert set(conf) <= set(backfill_params(pipeline))
         assert conf["confirm"] is False, "a dry run, until the operator confirms it"
         params = ParamsDict(backfill_params(pipeline))
@@ -80,7 +80,7 @@ def test_the_form_of_the_backfill_takes_the_configuration_of_each_act() -> None:
         arguments = request_of(Entered(dict(params), by_option=False), "manual-1").arguments
         arguments.check()
         # The command of dead records has --all as well, which changes nothing beside an outcome.
-        shown = shlex.split(act.command)[3:]
+        shown = shlex.split(action.command)[3:]
         assert [word for word in shown if word != "--all"] == [word for word in _words(arguments) if word != "--all"]
 
 

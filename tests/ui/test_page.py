@@ -182,9 +182,9 @@ def test_an_act_names_confirm_without_which_a_run_of_its_dag_is_a_dry_run(airflo
     for dag_id in ("backfill__orders", "operate__orders"):
         airflow.wait_for_dag(dag_id)
         shown = text_of(view(airflow, "/pipelines/orders/record?topic=orders&partition=1&offset=141"))
-        act = shown.partition(f"Open the DAG {dag_id} ,")[2].partition("Copy")[0]
-        assert "set confirm to true . With false the run is a dry run: it changes nothing" in act
-        assert '"confirm": false' in act
+        action = shown.partition(f"Open the DAG {dag_id} ,")[2].partition("Copy")[0]
+        assert "set confirm to true . With false the run is a dry run: it changes nothing" in action
+        assert '"confirm": false' in action
 
 
 def test_a_turn_leads_to_its_dag_run_and_names_its_delta_versions(airflow: LocalAirflow, project: Project) -> None:

@@ -11,7 +11,7 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE
 from ackline.tables.lease import Holder, Lease
 from ackline.ui import pages
-from ackline.ui.links import ActMaker, Addresses
+from ackline.ui.links import ActionMaker, Addresses
 from ackline.ui.readings import FailingRecord, LaneReading
 from tests.support.memory_lane import OK, MemoryLane
 
@@ -28,10 +28,10 @@ def views(text: str) -> list[str]:
     """Returns every view that shows texts of records and runs, each with this text wherever it may be."""
     event = Event(0, 1, 1, Outcome.FAILED, text, text, NOON, text)
     record = OffsetExplanation(7, "failed", [event], f"Offset 7 failed with {text[:900]}", 1)
-    acts = ActMaker("orders", LIVE, (), ADDRESSES).of_failures("retry", text[:900])
+    actions = ActionMaker("orders", LIVE, (), ADDRESSES).of_failures("retry", text[:900])
     return [
-        pages.record(READING, TP, 7, record, acts, ADDRESSES),
-        pages.failing(READING, "retry", text, [FailingRecord(TP, 7, 1, NOON, None, text)], acts, ADDRESSES),
+        pages.record(READING, TP, 7, record, actions, ADDRESSES),
+        pages.failing(READING, "retry", text, [FailingRecord(TP, 7, 1, NOON, None, text)], actions, ADDRESSES),
         pages.run(READING, text, [], ADDRESSES),
         pages.index([("orders", text)], ADDRESSES, NOON, None),
         pages.problem("The tables can't be read", text),

@@ -28,8 +28,8 @@ from ackline.pipeline.pipeline import Pipeline
 OPERATE_PREFIX = "operate__"
 LISTED = 10
 """Partitions that XCom holds. The log names twenty, `ackline … --dry-run --json` all."""
-ACT = Field(
-    name="act", option="", title="Act", choices=tuple(ACTIONS), default="retry",
+ACTION = Field(
+    name="action", option="", title="Action", choices=tuple(ACTIONS), default="retry",
     help=". ".join(f"{action.name}: {action.summary}" for action in ACTIONS.values()) + ".",
 )  # fmt: skip
 LISTED_TABLES = 10
@@ -88,7 +88,7 @@ def operate_params() -> dict[str, Param]:
         if len(taken) == len(ACTIONS):
             help_ = f"{field.help} Required by {', '.join(action.name for action in taken if action.needs_reason)}."
         explained[field] = {"help": field.help if field is CONFIRM else help_}
-    return {ACT.name: param_of(ACT), **params_of(FIELDS, explained)}
+    return {ACTION.name: param_of(ACTION), **params_of(FIELDS, explained)}
 
 
 class OperateOperator(PipelineOperator):
@@ -103,7 +103,7 @@ class OperateOperator(PipelineOperator):
         with airflow_errors():
             from ackline.actions.perform import entered_action
 
-            action, confirmed = ACTIONS[entered.value(ACT)], entered.value(CONFIRM)
+            action, confirmed = ACTIONS[entered.value(ACTION)], entered.value(CONFIRM)
             now = datetime.now(UTC)
             requested = entered_action(action, self.pipeline.name, entered, now)
             with opened(self.pipeline, context, actor=user or ACTOR, lane=LIVE) as adapters:
@@ -124,11 +124,11 @@ def operate_dag(pipeline: Pipeline, file: str) -> DAG:
         max_active_runs=1,
         default_args={"retries": 0},
         params=operate_params(),
-        description=f"Acts of an operator on the pipeline {pipeline.name}; a dry run unless it is confirmed",
+        description=f"Actions of an operator on the pipeline {pipeline.name}; a dry run unless it is confirmed",
         doc_md=(
             f"Does what the commands `ackline retry | skip | reset | pause | resume | void | adopt-ledger "
-            f"{pipeline.name}` do. Each act is a turn of the pipeline, stored with the user who has triggered it and "
-            f"the reason. Without **confirm** nothing changes, and the task's log shows what would."
+            f"{pipeline.name}` do. Each action is a turn of the pipeline, stored with the user who has triggered it "
+            f"and the reason. Without **confirm** nothing changes, and the task's log shows what would."
         ),
     )
     OperateOperator(task_id="operate", pipeline=pipeline, dag=dag)

@@ -114,7 +114,7 @@ def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: st
     out.print(tables.status_table(name, chosen, out.width, by_name=sort is Sort.NAME))
     if figures is not None:
         out.print(tables.steps_table(figures, out.width))
-    tables.print_lines(out, [*_held_lines(held, time_now), *_last_act_lines(name, lane, time_now)])
+    tables.print_lines(out, [*_held_lines(held, time_now), *_last_action_lines(name, lane, time_now)])
 
 
 def _step_figures(adapters: Adapters) -> StepFigures | None:
@@ -153,14 +153,14 @@ def _open_lines(open_turn: OpenTurn, now: datetime) -> list[str]:
     return [line, f"  Replayed by {holder.lease}; {state[holder.state]}."]
 
 
-def _last_act_lines(name: str, lane: str, now: datetime) -> list[str]:
+def _last_action_lines(name: str, lane: str, now: datetime) -> list[str]:
     from ackline.tables.history import settled_turns  # not at import: it loads DuckDB
 
-    for act in settled_turns(audit_root(), name, lane, 1, acts_only=True):
-        reason = f": {act.reason}" if act.reason else ""
-        # An act of the kind of a run is `ackline void`, which has recorded the turn of a run as lost.
-        kind = TurnKind.VOID if act.kind == TurnKind.RUN else act.kind
-        return [f"Last act: {kind} by {act.actor or 'unknown'}, {_ago(act.end, now)}{reason}"]
+    for action in settled_turns(audit_root(), name, lane, 1, actions_only=True):
+        reason = f": {action.reason}" if action.reason else ""
+        # An action of the kind of a run is `ackline void`, which has recorded the turn of a run as lost.
+        kind = TurnKind.VOID if action.kind == TurnKind.RUN else action.kind
+        return [f"Last action: {kind} by {action.actor or 'unknown'}, {_ago(action.end, now)}{reason}"]
     return []
 
 
@@ -213,15 +213,17 @@ def _unreadable(name: str, error: Exception) -> PipelineStatus:
 
 
 Limit = Annotated[int, typer.Option(help="At most this many turns.", min=1, max=2**31)]
-Acts = Annotated[bool, typer.Option("--acts", help="Only the acts of operators.")]
+Actions = Annotated[bool, typer.Option("--actions", help="Only the actions of operators.")]
 _FIRST = ("end", "turn", "kind", "records", "outcomes", "actor", "reason", "seconds", "run")
 """The columns by importance, for a terminal that is too narrow for all."""
 
 
-def history(name: Name, lane: AnyLane = None, limit: Limit = 20, acts: Acts = False, as_json: Json = False) -> None:
-    """List the settled turns of a pipeline, newest first: runs and acts, with actors, reasons, durations and counts.
+def history(
+    name: Name, lane: AnyLane = None, limit: Limit = 20, actions: Actions = False, as_json: Json = False
+) -> None:
+    """List the settled turns of a pipeline, newest first: runs and actions, with actors, reasons, durations and counts.
 
-    Examples: `ackline history orders`, `ackline history orders --acts --limit 5`
+    Examples: `ackline history orders`, `ackline history orders --actions --limit 5`
     """
     from ackline.pipeline.folder import audit_root
     from ackline.tables.history import settled_turns
@@ -229,7 +231,7 @@ def history(name: Name, lane: AnyLane = None, limit: Limit = 20, acts: Acts = Fa
     pipeline_named(name)
     if lane is not None:
         check_lane(name, lane)
-    turns = settled_turns(audit_root(), name, lane, limit, acts)
+    turns = settled_turns(audit_root(), name, lane, limit, actions)
     if as_json:
         formats.print_json(HistoryObject.model_validate({"pipeline": name, "turns": turns}))
         return

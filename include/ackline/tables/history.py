@@ -127,7 +127,7 @@ def _start_of(store: LedgerStore, newest: Settlement, tp: TopicPartition) -> int
 
 
 _COUNTS = ("acked", "failed", "skipped", "dropped", "dead", "expired", "compacted", "lost")
-_NO_ACTS = (TurnKind.RUN, TurnKind.GENESIS, TurnKind.VOID)
+_NO_ACTIONS = (TurnKind.RUN, TurnKind.GENESIS, TurnKind.VOID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,18 +151,18 @@ class SettledTurn:
 
 
 def settled_turns(
-    root: str, pipeline: str, lane: str | None = None, limit: int | None = None, acts_only: bool = False
+    root: str, pipeline: str, lane: str | None = None, limit: int | None = None, actions_only: bool = False
 ) -> list[SettledTurn]:
-    """Returns the newest settled turns of a pipeline, newest first; `acts_only` leaves out runs and partitions that
-    join. A turn that `ackline void` has closed is an act: of the kind `void`, or `run` if it is recorded as lost.
+    """Returns the newest settled turns of a pipeline, newest first; `actions_only` leaves out runs and partitions that
+    join. A turn that `ackline void` has closed is an action: of the kind `void`, or `run` if it is recorded as lost.
 
     Raises FatalError if the tables can't be read.
     """
     wanted = ["true"]
     if lane is not None:
         wanted.append(f"lane = {_literal(lane)}")
-    if acts_only:
-        wanted.append(f"(by_operator OR kind NOT IN ({', '.join(map(_literal, _NO_ACTS))}))")
+    if actions_only:
+        wanted.append(f"(by_operator OR kind NOT IN ({', '.join(map(_literal, _NO_ACTIONS))}))")
     query = f'SELECT * FROM turns WHERE {" AND ".join(wanted)} ORDER BY "end" DESC, lane, epoch DESC, turn DESC'
     names = [field.name for field in fields(SettledTurn) if field.name != "outcomes"]
     with sql_result(root, query if limit is None else f"{query} LIMIT {limit}", [pipeline]) as reader:

@@ -91,7 +91,7 @@ OUTCOME_COLUMNS = [
 PLAN_COLUMNS = [
     *_TURN,
     Column("kind", STRING, "whole.kind", enum(TurnKind),
-           comment="What the turn does: run, genesis, or an act such as skip, reset, pause. In a marker: start or "
+           comment="What the turn does: run, genesis, or an action such as skip, reset, pause. In a marker: start or "
                    "waiver."),
     *_TOPIC_PARTITION,
     Column("topic_id", STRING, "part.topic_id",
@@ -99,7 +99,7 @@ PLAN_COLUMNS = [
     Column("start_offset", LONG, "part.fresh.start",
            comment="The start of the fresh range: offsets that are read for the first time."),
     Column("end_offset", LONG, "part.fresh.end",
-           comment="The end of the fresh range, exclusive; in an act, the offset that it moves the partition to."),
+           comment="The end of the fresh range, exclusive; in an action, the offset that it moves the partition to."),
     Column("retries", _ranges(attempt=INT), "part.retries", VALUED_RANGES,
            comment="The due retries, as ranges with the number of the attempt to be made."),
     Column("floor", LONG, "part.floor", comment="The lowest offset that was not settled when the turn was planned."),
@@ -115,13 +115,13 @@ PLAN_COLUMNS = [
            comment="What the consumer group had committed; null if nothing."),
     Column("committed_metadata", STRING, "part.committed.metadata", TEXT, comment="The metadata of that commit."),
     Column("acknowledged_foreign_offset", LONG, "part.acknowledged_foreign_offset",
-           comment="A foreign commit that a genesis or an act acknowledged, so that the floor may be committed over "
+           comment="A foreign commit that a genesis or an action acknowledged, so that the floor may be committed over "
                    "it."),
     Column("settings", STRING, "whole.settings", JSON, comment="The settings that the turn keeps to, as JSON."),
     Column("planned_at", TIME, "whole.planned_at", TIMES, comment="When the turn was planned."),
-    Column("actor", STRING, "whole.actor", comment="Who started the run or took the act: airflow, or a user."),
+    Column("actor", STRING, "whole.actor", comment="Who started the run or took the action: airflow, or a user."),
     Column("reason", STRING, "whole.reason",
-           comment="Why the act was taken, or why a run of a backfill was started; empty in another run."),
+           comment="Why the action was taken, or why a run of a backfill was started; empty in another run."),
     Column("leader_epoch", INT, "part.log.leader_epoch",
            comment="The epoch of the leader that reported the log; null if it is not known."),
 ]  # fmt: skip
@@ -149,16 +149,16 @@ SETTLEMENT_COLUMNS = [
     Column("gaps", LONG, "part.gaps",
            comment="How many offsets of the fresh range held no record; null if it is not known."),
     Column("acknowledged_foreign_offset", LONG, "part.acknowledged_foreign_offset",
-           comment="A foreign commit that a genesis or an act acknowledged, so that the floor may be committed over "
+           comment="A foreign commit that a genesis or an action acknowledged, so that the floor may be committed over "
                    "it."),
     Column("committed", LONG, "part.committed.offset",
            comment="What the consumer group had committed just before the settlement; null if nothing."),
     Column("committed_metadata", STRING, "part.committed.metadata", TEXT, comment="The metadata of that commit."),
     Column("evidence", STRING, "part.evidence", comment="What the settlement rests on, in words."),
     Column("paused", pa.bool_(), "part.paused", comment="Whether an operator has paused the partition."),
-    Column("actor", STRING, "whole.actor", comment="Who started the run or took the act: airflow, or a user."),
+    Column("actor", STRING, "whole.actor", comment="Who started the run or took the action: airflow, or a user."),
     Column("reason", STRING, "whole.reason",
-           comment="Why the act was taken, or why a run of a backfill was started; of a void turn, why it was "
+           comment="Why the action was taken, or why a run of a backfill was started; of a void turn, why it was "
                    "closed."),
     Column("settled_at", TIME, "whole.settled_at", TIMES, comment="When the turn was settled."),
     Column("metrics", pa.map_(STRING, pa.float64()), "part.metrics", MAP,

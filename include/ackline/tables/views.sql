@@ -96,7 +96,7 @@ FROM ranges;
 
 -- One row for each settled turn. `records` counts attempts: rows of ranges are decisions, and no handler was called for
 -- them. `by_operator` marks a turn that `ackline void` has closed, as void or as lost. The kind is compared as well,
--- because the evidence of an act is the operator's own text.
+-- because the evidence of an action is the operator's own text.
 CREATE VIEW turns AS
 WITH planned AS (
     SELECT pipeline, lane, epoch, turn, min(planned_at) AS planned_at FROM _plans
@@ -127,7 +127,7 @@ SELECT s.pipeline, s.lane, s.epoch, s.turn, s.kind, s.run_id, s.actor, s.reason,
 FROM settled s LEFT JOIN planned p
 ON s.pipeline = p.pipeline AND s.lane = p.lane AND s.epoch = p.epoch AND s.turn = p.turn;
 
--- One row for each run: all turns that it has settled. A turn that an operator has closed is an act, and no run.
+-- One row for each run: all turns that it has settled. A turn that an operator has closed is an action, and no run.
 CREATE VIEW runs AS
 SELECT pipeline, lane, run_id, min(start) AS start, max("end") AS "end",
        (unix_micros(max("end")) - unix_micros(min(start))) / 1e6 AS duration,

@@ -24,7 +24,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE
 from ackline.ui import pages, readings
 from ackline.ui import readings as failing
-from ackline.ui.links import ActMaker, Addresses
+from ackline.ui.links import ActionMaker, Addresses
 from ackline.ui.readings import LaneReading
 
 PIPELINES_A_PAGE = 100
@@ -114,8 +114,8 @@ def _addresses() -> Addresses:
     return Addresses(page, page.removesuffix("/ackline/"))
 
 
-def _acts(reading: LaneReading, dag_ids: set[str]) -> ActMaker:
-    return ActMaker(reading.name, reading.lane, dag_ids, _addresses())
+def _actions(reading: LaneReading, dag_ids: set[str]) -> ActionMaker:
+    return ActionMaker(reading.name, reading.lane, dag_ids, _addresses())
 
 
 @app.get("/")
@@ -131,9 +131,9 @@ def index(dag_ids: DagIds, start: Start = 0) -> str:
 def pipeline(reading: Reading, dag_ids: DagIds, start: Start = 0) -> str:
     """Show one lane of a pipeline."""
     lanes = readings.lanes_with_tables(reading.name)
-    acts = _acts(reading, dag_ids).of_pipeline()
+    actions = _actions(reading, dag_ids).of_pipeline()
     steps = readings.read_steps(reading)
-    return pages.pipeline(reading, lanes, failing.failures(reading), acts, _addresses(), start, steps)
+    return pages.pipeline(reading, lanes, failing.failures(reading), actions, _addresses(), start, steps)
 
 
 @app.get("/pipelines/{name}/partition")
@@ -142,8 +142,8 @@ def partition(reading: Reading, dag_ids: DagIds, topic: Topic, partition: Partit
     tp = TopicPartition(topic, partition)
     for part in reading.partitions:
         if part.tp == tp:
-            acts = _acts(reading, dag_ids).of_partition(tp, part.floor, part.complete_to)
-            return pages.partition(reading, part, acts, _addresses())
+            actions = _actions(reading, dag_ids).of_partition(tp, part.floor, part.complete_to)
+            return pages.partition(reading, part, actions, _addresses())
     raise HTTPException(404)
 
 
@@ -156,8 +156,8 @@ def failures(
 ) -> str:
     """Show failing records of one error class."""
     records = failing.failing_records(reading, kind, error_class)
-    acts = _acts(reading, dag_ids).of_failures(kind, error_class)
-    return pages.failing(reading, kind, error_class, records, acts, _addresses())
+    actions = _actions(reading, dag_ids).of_failures(kind, error_class)
+    return pages.failing(reading, kind, error_class, records, actions, _addresses())
 
 
 @app.get("/pipelines/{name}/record")
@@ -166,8 +166,8 @@ def record(reading: Reading, dag_ids: DagIds, topic: Topic, partition: Partition
     tp = TopicPartition(topic, partition)
     explained = readings.read_record(reading, tp, offset)
     pending = explained is not None and explained.pending is not None
-    acts = _acts(reading, dag_ids).of_record(tp, offset, pending)
-    return pages.record(reading, tp, offset, explained, acts, _addresses())
+    actions = _actions(reading, dag_ids).of_record(tp, offset, pending)
+    return pages.record(reading, tp, offset, explained, actions, _addresses())
 
 
 @app.get("/pipelines/{name}/turns/{epoch}/{n}")

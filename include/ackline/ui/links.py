@@ -95,7 +95,7 @@ BACKFILL, OPERATE = "backfill__", "operate__"
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class ReadyAction:
     """An operator action that is filled in. `dag_url` is None where Airflow has no such DAG, or the user can't read
     it."""
 
@@ -108,15 +108,15 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
-class ActMaker:
-    """Makes the acts of one pipeline. `dag_ids` are the DAGs that the user may read."""
+class ActionMaker:
+    """Makes the actions of one pipeline. `dag_ids` are the DAGs that the user may read."""
 
     name: str
     lane: str
     dag_ids: Collection[str]
     addresses: Addresses
 
-    def of_pipeline(self) -> list[Act]:
+    def of_pipeline(self) -> list[ReadyAction]:
         """Returns what an operator may do with the whole pipeline."""
         return [
             self._retry("Retry everything that is pending now", []),
@@ -125,7 +125,7 @@ class ActMaker:
             ),
         ]
 
-    def of_partition(self, tp: TopicPartition, floor: int, complete_to: int) -> list[Act]:
+    def of_partition(self, tp: TopicPartition, floor: int, complete_to: int) -> list[ReadyAction]:
         """Returns what an operator may do with a partition."""
         return [
             self._retry(f"Retry what is pending in {tp} now", [tp]),
@@ -133,7 +133,7 @@ class ActMaker:
             self._backfill(*_range(tp, floor, complete_to)),
         ]
 
-    def of_record(self, tp: TopicPartition, offset: int, pending: bool) -> list[Act]:
+    def of_record(self, tp: TopicPartition, offset: int, pending: bool) -> list[ReadyAction]:
         """Returns what an operator may do with one record."""
         again = self._backfill(*_range(tp, offset, offset + 1))
         if not pending:
@@ -144,7 +144,7 @@ class ActMaker:
             again,
         ]
 
-    def of_failures(self, kind: str, error_class: str) -> list[Act]:
+    def of_failures(self, kind: str, error_class: str) -> list[ReadyAction]:
         """Returns what an operator may do with all records of an error class."""
         name = error_class or "no error class"
         if kind == "dead":
@@ -153,26 +153,28 @@ class ActMaker:
             return [self._backfill(f"Handle the dead records with {name} again", options, chosen)]
         return [self._retry(f"Retry what failed with {name} now", [], error_class=error_class)]
 
-    def _retry(self, title: str, tps: list[TopicPartition], **more: str) -> Act:
+    def _retry(self, title: str, tps: list[TopicPartition], **more: str) -> ReadyAction:
         options, conf = _where(tps, more)
         effect = "Pending retries are due at once. The next run makes the attempts; nothing is skipped."
-        return self._act(title, effect, OPERATE, "retry", options, {"act": "retry", **conf})
+        return self._action(title, effect, OPERATE, "retry", options, {"action": "retry", **conf})
 
-    def _skip(self, title: str, tp: TopicPartition, offsets: str) -> Act:
+    def _skip(self, title: str, tp: TopicPartition, offsets: str) -> ReadyAction:
         options, conf = _where([tp], {"offsets": offsets})
         effect = "Pending records are settled as skipped, so the floor can pass them. They are never handled again."
-        return self._act(
-            title, effect, OPERATE, "skip", [*options, "--reason", "…"], {"act": "skip", "reason": "", **conf}
+        return self._action(
+            title, effect, OPERATE, "skip", [*options, "--reason", "…"], {"action": "skip", "reason": "", **conf}
         )
 
-    def _backfill(self, title: str, options: list[str], conf: dict[str, Any]) -> Act:
+    def _backfill(self, title: str, options: list[str], conf: dict[str, Any]) -> ReadyAction:
         effect = "A lane of its own reads these records again. It never touches the consumer group."
-        return self._act(title, effect, BACKFILL, "backfill", options, conf)
+        return self._action(title, effect, BACKFILL, "backfill", options, conf)
 
-    def _act(self, title: str, effect: str, prefix: str, verb: str, options: list[str], conf: dict[str, Any]) -> Act:
+    def _action(
+        self, title: str, effect: str, prefix: str, verb: str, options: list[str], conf: dict[str, Any]
+    ) -> ReadyAction:
         dag_id = f"{prefix}{self.name}"
         lane = [] if self.lane == "live" or verb == "backfill" else ["--lane", self.lane]
-        return Act(
+        return ReadyAction(
             title,
             effect,
             shlex.join(["ackline", verb, self.name, *options, *lane]),

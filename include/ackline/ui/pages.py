@@ -21,7 +21,7 @@ from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.tables.history import TurnTotals
 from ackline.ui import charts
 from ackline.ui.health import Health, PartitionReading, worst_first
-from ackline.ui.links import Act, Addresses
+from ackline.ui.links import Addresses, ReadyAction
 from ackline.ui.readings import LAST_TURNS, MOST_RECORDS, FailingRecord, Failure, LaneReading, TurnReading
 
 PARTITIONS_A_PAGE = 20
@@ -65,8 +65,8 @@ def index(
 
 
 def pipeline(
-    reading: LaneReading, lanes: Sequence[str], failures: Sequence[Failure], acts: Sequence[Act], addresses: Addresses,
-    start: int = 0, steps: StepFigures | None = None,
+    reading: LaneReading, lanes: Sequence[str], failures: Sequence[Failure], actions: Sequence[ReadyAction],
+    addresses: Addresses, start: int = 0, steps: StepFigures | None = None,
 ) -> str:  # fmt: skip
     """Returns the view of a lane, with PARTITIONS_A_PAGE partitions from number `start` on, the worst first. `steps` is
     what its steps did; None without steps."""
@@ -74,7 +74,7 @@ def pipeline(
     end = start + PARTITIONS_A_PAGE
     return _render(
         "pipeline.html", reading.name, addresses, refresh=True, reading=reading, lanes=lanes, partitions=partitions,
-        failures=failures, actions=acts, picture=charts.partition_picture, steps=steps, milliseconds=mean_and_max,
+        failures=failures, actions=actions, picture=charts.partition_picture, steps=steps, milliseconds=mean_and_max,
         turns=list(reversed(reading.turns))[:TURNS_LISTED],
         more=addresses.pipeline(reading.name, reading.lane, end) if end < len(reading.partitions) else None,
         first=addresses.pipeline(reading.name, reading.lane) if start else None,
@@ -89,7 +89,9 @@ def _bar(turn: TurnTotals) -> tuple[str, datetime, Mapping[str, int]]:
     return f"turn {turn.turn.n}, {turn.settled_at:%Y-%m-%d %H:%M:%S} UTC", turn.settled_at, turn.outcomes
 
 
-def partition(reading: LaneReading, part: PartitionReading, acts: Sequence[Act], addresses: Addresses) -> str:
+def partition(
+    reading: LaneReading, part: PartitionReading, actions: Sequence[ReadyAction], addresses: Addresses
+) -> str:
     """Returns the view of one partition."""
     evidence = PartitionEvidence(
         part.tp, part.floor, part.held_by, part.log_start, part.log_end, None, reading.now, part.why
@@ -101,30 +103,30 @@ def partition(reading: LaneReading, part: PartitionReading, acts: Sequence[Act],
     return _render(
         "partition.html", f"{part.tp} · {reading.name}", addresses, refresh=True, reading=reading, part=part,
         picture=charts.partition_picture, zoom=charts.zoom_start(part), sentence=explain_partition(evidence).sentence,
-        pace=pace, runs=list(pending[:PENDING_RUNS]), actions=acts,
+        pace=pace, runs=list(pending[:PENDING_RUNS]), actions=actions,
         more_runs=len(pending) if len(pending) > PENDING_RUNS else None,
     )  # fmt: skip
 
 
 def failing(
-    reading: LaneReading, kind: str, error_class: str, records: Sequence[FailingRecord], acts: Sequence[Act],
+    reading: LaneReading, kind: str, error_class: str, records: Sequence[FailingRecord], actions: Sequence[ReadyAction],
     addresses: Addresses,
 ) -> str:  # fmt: skip
     """Returns the list of the records that fail with an error class."""
     return _render(
         "failures.html", f"{error_class or 'no error class'} · {reading.name}", addresses, refresh=True,
-        reading=reading, kind=kind, error_class=error_class, records=records, actions=acts, limit=MOST_RECORDS,
+        reading=reading, kind=kind, error_class=error_class, records=records, actions=actions, limit=MOST_RECORDS,
     )  # fmt: skip
 
 
 def record(
-    reading: LaneReading, tp: TopicPartition, offset: int, explained: OffsetExplanation | None, acts: Sequence[Act],
-    addresses: Addresses,
+    reading: LaneReading, tp: TopicPartition, offset: int, explained: OffsetExplanation | None,
+    actions: Sequence[ReadyAction], addresses: Addresses,
 ) -> str:  # fmt: skip
     """Returns the story of a record."""
     return _render(
         "record.html", f"{tp} {offset} · {reading.name}", addresses, refresh=True, reading=reading, tp=tp,
-        offset=offset, record=explained, actions=acts,
+        offset=offset, record=explained, actions=actions,
     )  # fmt: skip
 
 
