@@ -64,12 +64,12 @@ def init(
         _dead_letter_topic(connection, topic), survey.shape,
     )  # fmt: skip
     written = _write(scaffold)
+    shape = survey.shape
     if as_json:
-        found = formats.json_of(survey.shape, "kind records nulls")
+        found = {"kind": shape.kind.value, "records": shape.records, "nulls": shape.nulls}
         body = {"pipeline": pipeline, "topic": topic, "partitions": len(survey.logs), "offsets": survey.offsets}
         formats.print_json({**body, "shape": found, "files": [str(path) for path in written]})
         return
-    shape = survey.shape
     nulls = f", {shape.nulls} of them without a value" if shape.nulls else ""
     values = f"the values of the first {shape.records} records{nulls}: {shape.kind.value}"
     fields = f" with {len(shape.fields)} fields in common" if shape.fields else ""
