@@ -90,21 +90,15 @@ def test_a_cancelled_lane_has_skipped_what_was_left_and_stays_settled() -> None:
     assert (lane.cancel(), lane.run()) == (done, done)
 
 
-def test_a_cancelled_lane_has_skipped_the_rest_of_each_partition() -> None:
-    live = settled_lane(OK, OK, partitions=2)
+def test_a_cancelled_lane_has_skipped_the_rest_of_each_partition_and_all_single_offsets() -> None:
+    live = settled_lane(OK, DEAD, partitions=2)
     live.produce(OK, OK, OK, tp=TP1)
     live.run()
-    lane = MemoryBackfill(live, "b", "orders")
-    lane.begin()
-    assert (lane.cancel().outcomes, lane.account().settled) == ({"skipped": 5}, True)
-    assert (set(lane.ended()), set(lane.ended(TP1))) == ({0, 1}, {0, 1, 2})
-
-
-def test_a_cancelled_lane_of_single_offsets_has_skipped_them() -> None:
-    live = settled_lane(OK, DEAD, OK, DEAD)
-    lane = MemoryBackfill(live, "b", outcome="dead")
-    lane.begin()
-    assert lane.cancel().outcomes == {"skipped": 2}
+    lane, single = MemoryBackfill(live, "b", "orders"), MemoryBackfill(live, "c", outcome="dead")
+    for each, offsets in ((lane, 5), (single, 1)):
+        each.begin()
+        assert (each.cancel().outcomes, each.account().settled) == ({"skipped": offsets}, True)
+    assert (set(lane.ended()), set(lane.ended(TP1)), set(single.ended())) == ({0, 1}, {0, 1, 2}, {1})
 
 
 @pytest.mark.parametrize("guarantee", [AT_LEAST_ONCE, AT_MOST_ONCE])

@@ -5,6 +5,7 @@ A settled lane is handled again, each time under a new epoch.
 
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from ackline.errors import FatalError, TopicChanged, TransientError
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.turns import LIVE, Settlement, TurnKind
 from tests.support.memory import AFTER, BEFORE
-from tests.support.memory_adapters import no_session
+from tests.support.memory_adapters import MemoryAdapters, no_session
 from tests.support.memory_lane import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
@@ -76,52 +77,66 @@ class Killed(Exception):
     """The process has died."""
 
 
+Begun = Callable[[str], tuple[MemoryBackfill, Callable[[MemoryAdapters], object]]]
+"""Returns a backfill under a guarantee that has not begun, and what begins and runs it."""
+
+
+def by_range(guarantee: str) -> tuple[MemoryBackfill, Callable[[MemoryAdapters], object]]:
+    return _first_epoch(guarantee, "orders:0:0-2", "orders:0:3-6")
+
+
+def by_outcome(guarantee: str) -> tuple[MemoryBackfill, Callable[[MemoryAdapters], object]]:
+    return _first_epoch(guarantee, outcome="dead")
+
+
+def _first_epoch(
+    guarantee: str, *ranges: str, **filters: str
+) -> tuple[MemoryBackfill, Callable[[MemoryAdapters], object]]:
+    live = settled_lane(OK, DEAD, FAILS, OK, DEAD, FAILS, OK)
+    live.settings |= {"guarantee": guarantee, "retry": RETRY}
+    lane = MemoryBackfill(live, "b", *ranges, **filters)
+    return lane, lane.run
+
+
+def by_epoch(guarantee: str) -> tuple[MemoryBackfill, Callable[[MemoryAdapters], object]]:
+    """A lane whose first epoch is settled."""
+    live, lane = handled_lane(OK, DEAD, OK, FAILS_ONCE, guarantee=guarantee)
+    live.settings["retry"] = RETRY
+
+    def begin(adapters: MemoryAdapters) -> None:
+        lane.begin_epoch(1, adapters)
+        run.run_backfill(adapters, no_session)
+
+    return lane, begin
+
+
 @pytest.mark.parametrize("guarantee", [AT_LEAST_ONCE, AT_MOST_ONCE])
-@pytest.mark.parametrize("by", ["range", "outcome"])
-def test_s71_killed_between_every_two_writes_and_resumed_the_lane_ends_the_same(guarantee: str, by: str) -> None:
+@pytest.mark.parametrize("begun", [by_range, by_outcome, by_epoch])
+def test_s71_killed_between_every_two_writes_and_resumed_the_lane_ends_the_same(guarantee: str, begun: Begun) -> None:
     """At least once, the result is that of the undisturbed twin. At most once, what was handed out may be lost, and no
-    handler is called twice. The account balances after every kill."""
-    arguments = {"outcome": "dead"} if by == "outcome" else {}
-    ranges = () if by == "outcome" else ("orders:0:0-2", "orders:0:3-6")
-    expected, point = None, 0
-    while True:
-        live = settled_lane(OK, DEAD, FAILS, OK, DEAD, FAILS, OK, retry={"max_retries": 0})
-        calls_before = len(live.calls())
-        live.settings |= {"guarantee": guarantee, "retry": {"initial_delay": "1m", "max_retries": 1}}
-        lane = MemoryBackfill(live, "b", *ranges, **arguments)
-        reached: list[str] = []
-
-        def hook(operation: str, when: str, at: int = point, seen: list[str] = reached) -> None:
-            if when in (BEFORE, AFTER):
-                seen.append(f"{operation} {when}")
-                if len(seen) == at:
-                    raise Killed(seen[-1])
-
+    handler is called twice. The account balances after every kill. An epoch before is never touched, and the resume
+    begins no further epoch."""
+    expected, epoch = None, int(begun is by_epoch)
+    for point in count():
+        lane, begin = begun(guarantee)
+        before, calls_before, reached = lane.rows(epoch=0), len(lane.live.calls()), list[str]()
         try:
-            lane.run(lane.adapters("victim", hook))
+            begin(lane.adapters("victim", _killer(point, reached)))
         except Killed:
             if lane.adapters().store.newest() is not None:
                 lane.account()
-        for _ in range(10):
-            try:
-                if lane.run().settled:
-                    break
-            except TransientError:  # at most once, another process may still report
-                pass
-            live.world.now += timedelta(hours=2)
-        assert lane.account().settled
-        expected = expected or lane.ended()
-        calls = live.calls()[calls_before:]
+        _resume(lane, epoch)
+        assert (lane.newest().turn.epoch, not epoch or lane.rows(epoch=0) == before) == (epoch, True)
+        ended, calls = lane.ended(epoch=epoch), lane.live.calls()[calls_before:]
+        expected = expected or ended
         if guarantee == AT_MOST_ONCE:
             assert len(set(calls)) == len(calls)
-            assert all(lane.ended()[offset] in (expected[offset], "lost") for offset in expected)
-        else:
-            assert lane.ended() == expected
-        assert set(lane.ended()) == set(expected)
+            assert all(ended[offset] in (expected[offset], "lost") for offset in expected)
+        assert set(ended) == set(expected)
+        assert guarantee == AT_MOST_ONCE or ended == expected
         if point > len(reached):
-            break
-        point += 1
-    assert point > 10
+            assert point > 10
+            return
 
 
 @given(RECORDS, st.lists(SPANS, min_size=1, max_size=4), st.integers(1, 12), st.integers(0, 12), st.integers(0, 6))
@@ -289,36 +304,6 @@ def test_a_late_process_of_an_older_epoch_writes_nothing_that_counts() -> None:
     assert (lane.rows(), lane.newest(), lane.account()) == before
 
 
-@pytest.mark.parametrize("guarantee", [AT_LEAST_ONCE, AT_MOST_ONCE])
-def test_s71_killed_between_every_two_writes_of_a_new_epoch_and_resumed_it_ends_the_same(guarantee: str) -> None:
-    """At least once, the result is that of the undisturbed twin. At most once, what was handed out may be lost, and no
-    handler is called twice. The epoch before is never touched, and the resume begins no further epoch."""
-    expected, point = None, 0
-    while True:
-        live, lane = handled_lane(OK, DEAD, OK, FAILS_ONCE, guarantee=guarantee)
-        live.settings["retry"] = RETRY
-        before, calls_before, reached = lane.rows(epoch=0), len(live.calls()), list[str]()
-        try:
-            adapters = lane.adapters("victim", _killer(point, reached))
-            lane.begin_epoch(1, adapters)
-            run.run_backfill(adapters, no_session)
-        except Killed:
-            lane.account()
-        _resume(lane)
-        assert (lane.newest().turn.epoch, lane.rows(epoch=0)) == (1, before)
-        ended, calls = lane.ended(epoch=1), live.calls()[calls_before:]
-        expected = expected or ended
-        if guarantee == AT_MOST_ONCE:
-            assert len(set(calls)) == len(calls)
-            assert all(ended[offset] in (expected[offset], "lost") for offset in expected)
-        assert set(ended) == set(expected)
-        assert guarantee == AT_MOST_ONCE or ended == expected
-        if point > len(reached):
-            break
-        point += 1
-    assert point > 10
-
-
 def _killer(point: int, reached: list[str]) -> Callable[[str, str], None]:
     """Returns a hook that kills its process at the write with this number; from 1."""
 
@@ -331,9 +316,10 @@ def _killer(point: int, reached: list[str]) -> Callable[[str, str], None]:
     return hook
 
 
-def _resume(lane: MemoryBackfill) -> None:
+def _resume(lane: MemoryBackfill, epoch: int) -> None:
     """What a cleared task does: begins the epoch if it has not begun, and runs the lane until it is settled."""
-    lane.begin_epoch(1)
+    if epoch:
+        lane.begin_epoch(epoch)
     for _ in range(10):
         try:
             if lane.run().settled:

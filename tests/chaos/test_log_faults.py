@@ -21,26 +21,6 @@ from tests.kafka.kafka_log import COMPACTED, compact
 MINUTE = {"initial_delay": "1m", "period": "1m", "multiplier": 1}
 
 
-def test_fault_17_retention_passes_retries_that_are_planned_already(lab: MakeLab) -> None:
-    """The first retry is expired, the second is handled, and so are the fresh records."""
-    lane = lab()
-    lane.produce_records(6, fails([1, 3], 1))
-    lane.run()
-    lane.produce_records(2)
-    lane.plan()
-    lane.expire(2)
-    lane.run()
-    assert [row for row in lane.rows() if row.offset in (1, 3)] == [
-        Row(1, 0, "expired"),
-        Row(1, 1, "failed"),
-        Row(3, 1, "failed"),
-        Row(3, 2, "acked"),
-    ]
-    assert (lane.settled().counts["expired"], lane.committed()) == (1, 8)
-    assert {row["turn"] for row in lane.table("plans")} == {1, 2}
-    lane.judge(settled=True)
-
-
 def test_fault_17_retention_by_time_removes_segments_of_planned_retries_and_of_unread_records(lab: MakeLab) -> None:
     """The broker's own retention: `retention.ms` removes the segment of an hour ago from each of two partitions. In the
     first the plan of a run holds retries in it. In the second nothing was read yet."""

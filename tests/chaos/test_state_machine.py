@@ -11,7 +11,7 @@ from tests.chaos.run import explore
 SEED = 20_260_301
 DEEP = pytest.mark.deep
 STEPS = [2_000, pytest.param(5_000, marks=DEEP)]
-ANSWERED_STEPS = [500, pytest.param(1_000, marks=DEEP)]
+ANSWERED_STEPS = [1_000, pytest.param(2_000, marks=DEEP)]
 CAUGHT_WITHIN = 20_000
 """Steps within which the machine must find a broken rule, with any seed."""
 QUICK = {"M1": 1, "M2": 1, "M3": 3}

@@ -22,7 +22,7 @@ from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import OutcomeRow, PartitionState, PendingKind
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
+from ackline.ledger.turns import LIVE, Plan, SettledPartition, Settlement, TurnKind
 from ackline.pipeline.arguments import BackfillArguments, check_same, id_of, lane_of
 from ackline.pipeline.pipeline import Pipeline
 from ackline.steps import plan, replay, run, settle
@@ -39,6 +39,14 @@ OK, FAILS_ONCE, FAILS, DEAD = b"{}", b'{"fail": 1}', b'{"fail": -1}', b'{"dead":
 """Records: the handler does what the value orders."""
 
 AT_LEAST_ONCE, AT_MOST_ONCE, NO_GUARANTEE = "at_least_once", "at_most_once", "no_guarantee"
+
+
+def effective_rows(world: World, lane: str, tp: TopicPartition, epoch: int | None = None) -> list[OutcomeRow]:
+    """The rows of a partition that count, in a lane or in one epoch of it, in the order of their turns."""
+    tables = world.tables
+    turns = [turn for turn, settlement in tables.settlements.items() if settlement.kind is not TurnKind.VOID]
+    chosen = [turn for turn in turns if turn.lane == lane and epoch in (None, turn.epoch)]
+    return [row for turn in chosen for file in tables.outcomes.get(turn, ()) for row in file.rows.get(tp, ())]
 
 
 class MemoryLane:
@@ -211,10 +219,7 @@ class MemoryLane:
 
     def effective_rows(self, tp: TopicPartition = TP) -> list[OutcomeRow]:
         """The rows that count and are not acked, by offset."""
-        settlements = self.world.tables.settlements.values()
-        turns = [settlement.turn for settlement in settlements if settlement.kind is not TurnKind.VOID]
-        rows = [row for turn in turns for row in self.adapters().store.outcomes_of(turn).rows.get(tp, ())]
-        not_acked = (row for row in rows if row.outcome is not Outcome.ACKED)
+        not_acked = (row for row in effective_rows(self.world, LIVE, tp) if row.outcome is not Outcome.ACKED)
         return sorted(not_acked, key=lambda row: (row.offset, row.attempt))
 
     def ranges(self, outcome: Outcome, tp: TopicPartition = TP) -> list[tuple[int, int]]:
@@ -305,22 +310,14 @@ class AnsweredLane(MemoryLane):
 
     def outcomes(self, tp: TopicPartition = TP) -> list[tuple[int, int, str]]:
         """(offset, attempt, outcome) of each effective row, in order."""
-        tables = self.world.tables
-        settled = {turn for turn, settlement in tables.settlements.items() if settlement.kind != "void"}
-        rows = [
-            (row.offset, row.attempt, row.outcome.value)
-            for turn, files in sorted(tables.outcomes.items())
-            if turn in settled
-            for file in files
-            for row in file.rows.get(tp, ())
-        ]
+        rows = [(row.offset, row.attempt, row.outcome.value) for row in effective_rows(self.world, LIVE, tp)]
         return sorted(rows, key=lambda row: row[:2])
 
     def answered(self) -> Counter[str]:
         """Returns how many answers of the lane were counted as what."""
         counts: Counter[str] = Counter()
         for settlement in self.world.tables.settlements.values():
-            counts.update(_counts(settlement))
+            counts.update(settlement.answers.counts if settlement.answers else {})
         return counts
 
     def next_answer(self) -> int:
@@ -333,10 +330,6 @@ class AnsweredLane(MemoryLane):
 def in_flight(lane: AnsweredLane) -> int:
     """Returns how many records of the lane are in flight."""
     return lane.state().pending_by_kind()[PendingKind.IN_FLIGHT]
-
-
-def _counts(settlement: Settlement) -> Counter[str]:
-    return Counter(settlement.answers.counts) if settlement.answers else Counter()
 
 
 # ---- backfills ------------------------------------------------------------------------------------------------------
@@ -400,13 +393,7 @@ class MemoryBackfill:
 
     def rows(self, tp: TopicPartition = TP, epoch: int | None = None) -> list[tuple[int, int, int, str]]:
         """(offset, end, attempt, outcome) of all effective rows of the lane, or of one epoch, sorted."""
-        tables = self.live.world.tables
-        rows: list[OutcomeRow] = []
-        for turn, settlement in tables.settlements.items():
-            if epoch not in (None, turn.epoch):
-                continue
-            if turn.lane == self.lane and settlement.kind is not TurnKind.VOID:
-                rows += [row for file in tables.outcomes.get(turn, ()) for row in file.rows.get(tp, ())]
+        rows = effective_rows(self.live.world, self.lane, tp, epoch)
         return sorted((row.offset, row.end, row.attempt, row.outcome.value) for row in rows)
 
     def ended(self, tp: TopicPartition = TP, epoch: int | None = None) -> dict[int, str]:
