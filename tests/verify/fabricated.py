@@ -10,35 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ackline.tables.schemas import TABLES
 from ackline.verify.check import Report, judge
 from ackline.verify.evidence import DeadLetter, Evidence, Log, OutputTable, TopicPartition
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-UTC_TIME = pa.timestamp("us", tz="UTC")
-KEY = [("pipeline", pa.string()), ("plan_date", pa.date32()), ("lane", pa.string()), ("epoch", pa.int32()),
-       ("turn", pa.int64()), ("run_id", pa.string())]  # fmt: skip
-PENDING = pa.struct([("start_offset", pa.int64()), ("end_offset", pa.int64()), ("kind", pa.string()),
-                     ("attempts", pa.int32()), ("due", UTC_TIME), ("error_class", pa.string())])  # fmt: skip
-BOUNDS = [("start_offset", pa.int64()), ("end_offset", pa.int64())]
-SCHEMAS = {
-    "outcomes": pa.schema([
-        *KEY, ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
-        ("end_offset", pa.int64()), ("attempt", pa.int32()), ("outcome", pa.string()),
-        ("error_class", pa.string()), ("error_message", pa.string()), ("record_timestamp", UTC_TIME),
-        ("handled_at", UTC_TIME), ("answer", pa.string()),
-    ]),
-    "plans": pa.schema([
-        *KEY, ("kind", pa.string()), ("topic", pa.string()), ("partition", pa.int32()), ("topic_id", pa.string()),
-        ("start_offset", pa.int64()), ("end_offset", pa.int64()), ("settings", pa.string()),
-        ("retries", pa.list_(pa.struct([*BOUNDS, ("attempt", pa.int32())]))),
-    ]),
-    "settlements": pa.schema([
-        *KEY, ("kind", pa.string()), ("topic", pa.string()), ("partition", pa.int32()), ("topic_id", pa.string()),
-        ("old_floor", pa.int64()), ("new_floor", pa.int64()), ("complete_to", pa.int64()),
-        ("pending", pa.list_(PENDING)), ("counts", pa.map_(pa.string(), pa.int64())), ("gaps", pa.int64()),
-        ("reason", pa.string()), ("ranges", pa.list_(pa.struct(BOUNDS))), ("outputs", pa.string()),
-    ]),
-}  # fmt: skip
 AT_MOST_ONCE = json.dumps({"guarantee": "at_most_once"})
 
 Row = dict[str, Any]
@@ -121,7 +97,7 @@ class History:
                   json.dumps(metadata), aborted, {3: "digest"})  # fmt: skip
         tables = {
             name: pa.Table.from_pylist(getattr(self, name), schema).drop_columns(["pipeline", "plan_date", "run_id"])
-            for name, schema in SCHEMAS.items()
+            for name, schema in TABLES.items()
         }
         calls = pa.table({
             "topic": pa.array(["orders"] * len(self.calls), pa.string()),
@@ -153,8 +129,8 @@ def violation(change: Change, *sentences: str) -> Any:
     return pytest.param(change, sentences, id=sentences[0][:60])
 
 
-def assert_found(change: Change, sentences: tuple[str, ...]) -> None:
-    history = History()
+def assert_found(change: Change, sentences: tuple[str, ...], history: History | None = None) -> None:
+    history = history or History()
     change(history)
     found = history.violations()
     for sentence in sentences:

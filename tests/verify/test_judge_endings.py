@@ -231,7 +231,7 @@ def test_i15_an_epoch_that_was_not_settled_when_the_next_one_began_is_named() ->
     ],
 )
 def test_each_violation_of_a_backfill_by_range_is_named(change: Change, sentences: tuple[str, ...]) -> None:
-    assert_named(by_range(), change, sentences)
+    assert_found(change, sentences, by_range())
 
 
 @pytest.mark.parametrize(
@@ -254,11 +254,4 @@ def test_each_violation_of_a_backfill_by_range_is_named(change: Change, sentence
     ],
 )
 def test_each_violation_of_a_backfill_by_outcome_is_named(change: Change, sentences: tuple[str, ...]) -> None:
-    assert_named(by_outcome(), change, sentences)
-
-
-def assert_named(history: History, change: Change, sentences: tuple[str, ...]) -> None:
-    change(history)
-    found = history.violations()
-    for sentence in sentences:
-        assert any(line.startswith(sentence) for line in found), found
+    assert_found(change, sentences, by_outcome())

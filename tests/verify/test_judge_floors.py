@@ -55,12 +55,6 @@ def void_forgets(history: History) -> None:
     violation(lambda h: h.find(1, 9).update(turn=2),
               "I4 orders[0] offset 9: complete_to passed it before the turn of its first outcome",
               "I11 orders[0] offset 9: has a first attempt in a turn whose plan does not contain it"),
-])  # fmt: skip
-def test_each_violation_is_named(change: Change, sentences: tuple[str, ...]) -> None:
-    assert_found(change, sentences)
-
-
-@pytest.mark.parametrize(("change", "sentences"), [
     violation(lambda h: setattr(h, "committed", 11),
               "I1 orders[0] offset 11: is committed, above the floor 10 of the turn that its metadata names"),
     violation(lambda h: setattr(h, "committed", 9),
@@ -72,7 +66,7 @@ def test_each_violation_is_named(change: Change, sentences: tuple[str, ...]) -> 
     violation(lambda h: h.records.insert(6, 6),
               "I2 orders[0] offset 6: is below the committed offset, but has no terminal outcome"),
 ])  # fmt: skip
-def test_each_violation_of_commits_is_named(change: Change, sentences: tuple[str, ...]) -> None:
+def test_each_violation_is_named(change: Change, sentences: tuple[str, ...]) -> None:
     assert_found(change, sentences)
 
 

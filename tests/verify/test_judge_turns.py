@@ -70,6 +70,15 @@ def skip_without_a_row(history: History) -> None:
     violation(lambda h: h.plans[0].update(end_offset=9),
               "I4 orders[0] offset 9: turn 1 (run) moves complete_to past it, but neither reads it nor has a row",
               "I11 orders[0] offset 9: has a first attempt in a turn whose plan does not contain it"),
+    violation(lambda h: setattr(h, "ledger", "another"),
+              "settled orders[0]: the group has committed 10 with metadata '{\"ledger\": \"another\""),
+    violation(lambda h: setattr(h, "committed", None),
+              "settled orders[0]: the group has committed nothing; this ledger must have committed the log's end, 10"),
+    violation(lambda h: setattr(h, "log_end", 12), "settled orders[0]: floor is 10, but the log ends at 12",
+              "settled orders[0]: complete_to is 10, but the log ends at 12",
+              "settled orders[0]: the group has committed 10 with metadata"),
+    violation(lambda h: h.settlements.clear(),
+              "settled orders[0]: no settlement of the newest epoch has this partition"),
 ])  # fmt: skip
 def test_each_violation_is_named(change: Change, sentences: tuple[str, ...]) -> None:
     assert_found(change, sentences)
@@ -140,21 +149,6 @@ def test_i1_the_end_of_a_waived_turn_may_not_be_committed() -> None:
     history.plans, history.settlements = history.plans[:2], history.settlements[:2]
     history.outcomes, history.calls, history.turn = [], [], 1
     assert any(found.startswith("I1 orders[0] offset 10: is committed, above") for found in history.violations(False))
-
-
-@pytest.mark.parametrize(("change", "sentences"), [
-    violation(lambda h: setattr(h, "ledger", "another"),
-              "settled orders[0]: the group has committed 10 with metadata '{\"ledger\": \"another\""),
-    violation(lambda h: setattr(h, "committed", None),
-              "settled orders[0]: the group has committed nothing; this ledger must have committed the log's end, 10"),
-    violation(lambda h: setattr(h, "log_end", 12), "settled orders[0]: floor is 10, but the log ends at 12",
-              "settled orders[0]: complete_to is 10, but the log ends at 12",
-              "settled orders[0]: the group has committed 10 with metadata"),
-    violation(lambda h: h.settlements.clear(),
-              "settled orders[0]: no settlement of the newest epoch has this partition"),
-])  # fmt: skip
-def test_each_violation_when_settled_is_named(change: Change, sentences: tuple[str, ...]) -> None:
-    assert_found(change, sentences)
 
 
 def test_what_is_behind_is_no_violation_until_all_must_be_settled() -> None:

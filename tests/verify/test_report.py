@@ -8,11 +8,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from ackline.tables.schemas import TABLES
 from ackline.verify import __main__ as command
 from ackline.verify.check import Report, Sources, judge
 from ackline.verify.evidence import Findings, TopicPartition, Unreadable
 from ackline.verify.read_tables import read_table
-from tests.verify.fabricated import SCHEMAS, History
+from tests.verify.fabricated import History
 
 ARGUMENTS = ["--bootstrap=localhost:1", "--audit=/audit", "--pipeline=orders", "--group=g", "--topic=orders",
              "--no-dead-letters"]  # fmt: skip
@@ -87,7 +88,7 @@ def test_an_offset_that_is_found_twice_is_named_once_and_no_offset_adds_nothing(
 
 def test_real_delta_tables_have_the_same_verdict(tmp_path: Path) -> None:
     history, tables, ledger = History(), {}, ""
-    for name, schema in SCHEMAS.items():
+    for name, schema in TABLES.items():
         data = pa.Table.from_pylist(getattr(history, name), schema)
         for pipeline in ("orders", "other"):
             folder = str(tmp_path / pipeline / name)
