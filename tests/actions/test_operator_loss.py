@@ -41,16 +41,6 @@ def test_at_most_once_a_driver_ends_by_name_although_another_run_has_begun_the_t
     assert isinstance(slow.error, TurnVoided)
 
 
-def test_a_settle_task_whose_turn_an_operator_has_recorded_as_lost_names_why() -> None:
-    lane = MemoryLane(OK, guarantee=AT_MOST_ONCE)
-    turn = lane.plan().turn
-    stopped(lane, lane.replay, "start", AFTER).kill()
-    void(lane)
-    with pytest.raises(TurnVoided, match="recorded as lost by an operator: the batch is broken"):
-        lane.settle(turn=turn)
-    assert lane.committed() == 1
-
-
 def test_a_turn_that_was_lost_without_an_operator_ends_no_run() -> None:
     lane = MemoryLane(OK, guarantee=AT_MOST_ONCE, lost_after="0s").after_plan()
     stopped(lane, lane.replay, "start", AFTER).kill()

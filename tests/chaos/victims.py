@@ -33,8 +33,13 @@ def start(
     } | ({"write": write, "when": when, "what": what} if write else {})
     order |= {"largest": str(largest)} if largest is not None else {}
     order |= {"ranges": " ".join(ranges)} if ranges else {}
+    return process("tests.chaos.victim", json.dumps(order))
+
+
+def process(module: str, *arguments: str) -> subprocess.Popen[str]:
+    """Starts a module of the tests as a process with pipes, in a group of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.chaos.victim", json.dumps(order)],
+        [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,

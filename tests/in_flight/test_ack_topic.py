@@ -41,12 +41,15 @@ def test_the_ack_topic_created_again_is_named_and_read_from_its_start(caplog: py
     assert "the ack topic acks was created again" in caplog.text
 
 
-def test_answers_that_retention_took_are_named_with_their_range_and_the_lane_goes_on() -> None:
+@pytest.mark.parametrize("when", ["before the range is determined", "before they are read"])
+def test_answers_that_retention_took_are_named_with_their_range_and_the_lane_goes_on(when: str) -> None:
     lane = AnsweredLane(WAITS).after_run()
     lane.answer(0, times=3)
-    lane.log(ACKS).expire(2)
-    ran = lane.run()
-    assert ran.warnings == ["answers [0, 2) of the ack topic acks[0] are lost: retention took them"]
+    if when == "before they are read":
+        lane.at(11).strike("fetch", lambda: lane.log(ACKS).expire(2))
+    else:
+        lane.log(ACKS).expire(2)
+    assert lane.run().warnings == ["answers [0, 2) of the ack topic acks[0] are lost: retention took them"]
     assert (lane.floor(), lane.next_answer(), lane.answered()) == (1, 3, {"acked": 1})
 
 
@@ -307,15 +310,6 @@ def test_a_position_of_an_earlier_version_has_no_leader_epochs() -> None:
     assert AckPosition.of_json(stored).leader_epochs == {0: 2}
     del stored["leader_epochs"]
     assert AckPosition.of_json(stored) == AckPosition("acks", "id", {0: 3})
-
-
-def test_answers_that_retention_takes_before_they_are_read_are_named_with_their_range() -> None:
-    lane = AnsweredLane(WAITS).after_run()
-    lane.answer(0, times=3)
-    lane.at(11).strike("fetch", lambda: lane.log(ACKS).expire(2))
-    ran = lane.run()
-    assert ran.warnings == ["answers [0, 2) of the ack topic acks[0] are lost: retention took them"]
-    assert (lane.floor(), lane.answered()) == (1, {"acked": 1})
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])

@@ -3,6 +3,7 @@ that at most one plan is open (S53)."""
 
 from collections import Counter
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,8 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.planning import CAUGHT_UP, NO_LEADER, PARKED, PAUSED
 from ackline.ledger.turns import Plan, TurnKind
-from ackline.pipeline.pipeline import Pipeline
 from ackline.steps import plan
-from ackline.steps.run import run
-from tests.support.memory import READ, MemoryLog, World
-from tests.support.memory_adapters import memory_adapters, no_session
+from tests.support.memory import READ, MemoryLog
 from tests.support.memory_lane import DEAD, FAILS, FAILS_ONCE, NOON, OK, PAYMENTS, TP, TP1, MemoryLane
 from tests.support.memory_store import MemoryStore
 
@@ -64,31 +62,25 @@ OF_TABLES = {"settlements", "settlement", "plans", "plan"}
 """What a plan reads of the tables and not of the broker."""
 
 
-def pipeline(**given: object) -> Pipeline:
-    """A pipeline over two topics."""
-    kafka = {"bootstrap_servers": "memory", "group_id": "g", "topics": ["orders", "payments"]}
-    return Pipeline.model_validate(
-        {"name": "p", "kafka": kafka, "handler": "handlers.any:handle", "dead_letter": "none", **given}
-    )
+def two_topics(**settings: Any) -> MemoryLane:
+    """A lane over two topics of three partitions each."""
+    lane = MemoryLane(partitions=3, topics=("orders", "payments"), dead_letter="none", **settings)
+    lane.create("payments", 3)
+    return lane
 
 
 def planning_requests(behind: int, limit: int) -> Counter[str]:
     """How often one plan makes each request of the broker, over logs that are `behind` records ahead of the ledger."""
-    world = World(NOON)
-    for name in ("orders", "payments"):
-        world.create_topic(name, 3)
-    run(memory_adapters(world, pipeline(max_records_per_run=limit), "first"), no_session)
-    for tp in world.partitions():
-        log = world.log(tp)
-        assert log is not None
-        for _ in range(behind):
-            log.append(b"{}", NOON)
+    lane = two_topics(max_records_per_run=limit).after_run()
+    for tp in lane.world.partitions():
+        if tp.topic in lane.topics:
+            lane.produce(*[OK] * behind, tp=tp)
     requests: Counter[str] = Counter()
 
-    def count(name: str, when: str) -> None:
+    def note(name: str, when: str) -> None:
         requests.update([name] if when == READ and name not in OF_TABLES else [])
 
-    plan.plan(memory_adapters(world, pipeline(max_records_per_run=limit), "second", count))
+    plan.plan(lane.adapters("second", note))
     return requests
 
 
@@ -103,17 +95,13 @@ def test_the_requests_of_planning_do_not_depend_on_how_far_behind_it_is(limit: i
 
 def test_thousands_of_retries_with_the_same_due_time_are_one_plan_and_none_comes_early() -> None:
     """S18: none a millisecond before it, and all of them at it."""
-    world = World(NOON)
-    log = world.create_topic("orders").logs[0]
-    world.create_topic("payments")
-    for _ in range(5_000):
-        log.append(b'{"fail": 1}', NOON)
-    waiting = pipeline(retry={"initial_delay": "1h"})
-    assert run(memory_adapters(world, waiting, "first"), no_session).calls == 5_000
-    world.now += timedelta(hours=1) - timedelta(milliseconds=1)
-    assert run(memory_adapters(world, waiting, "early"), no_session).calls == 0
-    world.now += timedelta(milliseconds=1)
-    due = run(memory_adapters(world, waiting, "due"), no_session)
+    lane = two_topics(retry={"initial_delay": "1h"})
+    lane.produce(*[FAILS_ONCE] * 5_000)
+    assert lane.run().calls == 5_000
+    lane.world.now += timedelta(hours=1) - timedelta(milliseconds=1)
+    assert lane.run().calls == 0
+    lane.world.now += timedelta(milliseconds=1)
+    due = lane.run()
     assert (due.calls, due.outcomes) == (5_000, {"acked": 5_000})
     [due_plan] = due.plans
     assert sum(len(planned.retries) for planned in due_plan.partitions.values()) == 1, "equal neighbours are one run"
