@@ -55,13 +55,8 @@ class Config:
     def settings(self) -> dict[str, Any]:
         """Returns the file without its topics."""
         initial, period = self.delays
-        retry: dict[str, Any] = {
-            "initial_delay": initial,
-            "period": period,
-            "max_delay": "5m",
-            "max_retries": self.retries,
-            "jitter": self.jitter,
-        }
+        delays = {"initial_delay": initial, "period": period, "max_delay": "5m"}
+        retry: dict[str, Any] = {**delays, "max_retries": self.retries, "jitter": self.jitter}
         if self.by_error:
             retry["by_error"] = {"KeyError": "never", "TimeoutError": {"max_retries": 1, "period": "2m"}}
         settings: dict[str, Any] = {
@@ -96,16 +91,9 @@ class Config:
         if self.by_error:
             patient = policy._replace(max_retries=1, period=timedelta(minutes=2))
             by_error = {"KeyError": None, "TimeoutError": patient}
+        dead, lost_after = DEAD if self.buried else None, parse_duration(LOST_AFTER)
         return Rules(
-            GROUP,
-            NAME,
-            self.isolation,
-            self.on_external_reset,
-            policy,
-            by_error,
-            DEAD if self.buried else None,
-            parse_duration(LOST_AFTER),
-            self.breaker,
+            GROUP, NAME, self.isolation, self.on_external_reset, policy, by_error, dead, lost_after, self.breaker
         )
 
 
@@ -131,9 +119,7 @@ def configs(
         Config,
         partitions=st.integers(1, 2),
         first_records=st.integers(0, 6),
-        commit_before=st.sampled_from(
-            [None, None, "", "garbage", '{"ledger": "lost", "pipeline": "lane", "epoch": 0, "n": 9}']
-        ),
+        commit_before=st.sampled_from([None, None, "", "garbage", OF_A_LOST_LEDGER]),
         start=st.sampled_from(["earliest", "latest", "uncommitted_earliest", "uncommitted_latest"]),
         isolation=_often("read_committed", "read_uncommitted"),
         guarantee=guarantees,

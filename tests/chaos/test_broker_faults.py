@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from ackline.actions.objects import run_object
 from ackline.errors import AcklineError
@@ -32,6 +26,7 @@ from ackline.local.processes import wait_until
 from ackline.spark import job
 from ackline.steps import run
 from tests.chaos import handlers
+from tests.chaos.victims import beside_next_call
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, Spark, all_of
@@ -130,10 +125,14 @@ def test_the_broker_is_bounced_and_nothing_is_lost_or_repeated(
 ) -> None:
     lane = Lab(fragile, tmp_path, spark, retry={"max_retries": 0})
     lane.produce_records(200, {7: {"fail": -1}, 50: {"skip": True}})
-    owner, name = STRUCK_AT[operation]
-    with monkeypatch.context() as patch:
-        restart = _bounce_once(fragile, patch, owner, name)
-        _run_until_done(lane, restart)
+    restart = threading.Thread(target=fragile.start)
+
+    def bounce() -> None:
+        fragile.kill()
+        restart.start()
+
+    beside_next_call(monkeypatch, *STRUCK_AT[operation], before=bounce)
+    _run_until_done(lane, restart)
     assert {row["turn"] for row in lane.table("plans") if row["end_offset"] > row["start_offset"]} == {1}
     assert (lane.outcomes(), lane.committed()) == ({"acked": 198, "skipped": 1, "failed": 1, "dead": 1}, 200)
     lane.judge(settled=True)
@@ -161,20 +160,6 @@ def test_the_broker_is_bounced_in_the_middle_of_a_range_that_is_read(
     assert {row["turn"] for row in lane.table("plans") if row["end_offset"] > row["start_offset"]} == {1}
     assert (lane.outcomes(), lane.committed()) == ({"acked": MANY}, MANY)
     lane.judge(settled=True)
-
-
-def _bounce_once(broker: Broker, patch: pytest.MonkeyPatch, owner: Any, name: str) -> threading.Thread:
-    """Kills the broker at the first call of a function. Returns the thread that starts it again beside the call."""
-    restart, real = threading.Thread(target=broker.start), getattr(owner, name)
-
-    def struck(*arguments: Any, **named: Any) -> Any:
-        patch.setattr(owner, name, real)
-        broker.kill()
-        restart.start()
-        return real(*arguments, **named)
-
-    patch.setattr(owner, name, struck)
-    return restart
 
 
 def _run_until_done(lane: Lab, restart: threading.Thread) -> None:

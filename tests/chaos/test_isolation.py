@@ -159,11 +159,7 @@ def test_a_tree_without_isolation_gets_through_by_itself(lab: MakeLab, caplog: p
 
 
 @pytest.mark.parametrize(
-    "isolation",
-    [
-        {"handler_isolation": "process"},
-        pytest.param({"record_timeout": "4s"}, marks=pytest.mark.deep),
-    ],
+    "isolation", [{"handler_isolation": "process"}, pytest.param({"record_timeout": "4s"}, marks=pytest.mark.deep)]
 )
 def test_i7_under_at_most_once_no_call_of_a_step_is_made_twice(lab: MakeLab, isolation: dict[str, str]) -> None:
     lane = tree(lab, guarantee="at_most_once", dead_letter="none", **isolation)

@@ -5,7 +5,6 @@ In tests/e2e/test_log.py it changes between two runs.
 
 from contextlib import closing
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
@@ -13,6 +12,7 @@ from confluent_kafka import Consumer
 from ackline.errors import GroupBusy, TopicChanged
 from ackline.local.processes import wait_until
 from ackline.spark import job
+from tests.chaos.victims import beside_next_call
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Row, all_of, encoded, fails
@@ -117,19 +117,15 @@ def test_fault_20_a_topic_created_again_while_it_is_read_proves_nothing(
     """The new log is as long as the old one; only the topic id differs. Nothing is stored or committed."""
     lane = lab()
     lane.produce_records(3)
-    real = job.run_replay
 
-    def replaced(*given: Any) -> Any:
-        result = real(*given)
+    def create_again() -> None:
         wire.delete_topic(lane.broker.bootstrap, lane.topic)
         lane.broker.create_topic(lane.topic)
         lane.produce_records(3)
-        return result
 
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "run_replay", replaced)
-        with pytest.raises(TopicChanged, match="created again"):
-            lane.run()
+    beside_next_call(monkeypatch, job, "run_replay", after=create_again)
+    with pytest.raises(TopicChanged, match="created again"):
+        lane.run()
     assert (lane.rows(), lane.table("outcomes"), lane.committed()) == ([], [], None)
     with pytest.raises(TopicChanged, match="ackline reset"):
         lane.run()

@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from ackline.errors import AcklineError, TopicChanged
 from ackline.ledger.offsets import TopicPartition
 from ackline.spark import job
+from tests.chaos.victims import beside_next_call
 from tests.e2e.lab import Lab, Spark, all_of, fails
 from tests.support.brokers import Brokers
 
@@ -59,14 +60,7 @@ def test_a_leader_is_killed_while_its_records_are_read_and_nothing_is_lost_or_re
 ) -> None:
     lane = on_three((2, 3, 1), config=SAFE, retry={"max_retries": 1, "initial_delay": "0s"})
     lane.produce_records(300, fails([7, 250], 1))
-    real = job.run_replay
-
-    def struck(*arguments: Any) -> Any:
-        monkeypatch.setattr(job, "run_replay", real)
-        brokers.nodes[2].kill()
-        return real(*arguments)
-
-    monkeypatch.setattr(job, "run_replay", struck)
+    beside_next_call(monkeypatch, job, "run_replay", before=brokers.nodes[2].kill)
     until_done(lane)
     assert {row["turn"] for row in lane.table("plans") if row["end_offset"] > row["start_offset"]} == {1}
     assert lane.settled().leader_epoch == 0, "the leader epoch of the plan; the new leader has the same log"
@@ -112,18 +106,14 @@ def test_a_log_cut_under_the_reader_makes_the_turn_void_and_is_read_again(
     brokers.nodes[3].stop()
     brokers.await_in_sync(lane.topic, {2})
     acknowledged_by_the_leader(lane, 3)
-    real = job.run_replay
 
-    def struck(*arguments: Any) -> Any:
-        monkeypatch.setattr(job, "run_replay", real)
-        result = real(*arguments)
+    def elect_the_other() -> None:
         brokers.nodes[2].kill()
         brokers.nodes[3].start()
         brokers.await_leader(lane.topic, 3)
         acknowledged_by_the_leader(lane, 3)
-        return result
 
-    monkeypatch.setattr(job, "run_replay", struck)
+    beside_next_call(monkeypatch, job, "run_replay", after=elect_the_other)
     lane.run()
     kinds = [row["kind"] for row in lane.table("settlements")]
     assert (sorted(kinds), lane.rows()) == (["genesis", "run", "void"], all_of("acked", range(7)))

@@ -5,8 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
 
 from tests.e2e.lab import ROOT, Lab
 
@@ -87,3 +90,23 @@ def ended(victim: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
         for stream in (victim.stdin, victim.stdout, victim.stderr):
             if stream is not None and not stream.closed:
                 stream.close()
+
+
+def beside_next_call(
+    patch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    before: Callable[[], object] = int,
+    after: Callable[[], object] = int,
+) -> None:
+    """Makes the next call of a function do something before it or after it."""
+    real = getattr(owner, name)
+
+    def struck(*arguments: Any, **named: Any) -> Any:
+        patch.setattr(owner, name, real)
+        before()
+        result = real(*arguments, **named)
+        after()
+        return result
+
+    patch.setattr(owner, name, struck)

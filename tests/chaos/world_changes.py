@@ -70,10 +70,7 @@ class WorldChanges(Stage):
             if log is not None and planned.fresh and chosen:
                 log.expire(min(planned.fresh.start + far, log.readable_end("read_committed")))
 
-    @rule(
-        where=small,
-        what=st.sampled_from(["leader", "partition", "topic", "parked"] * 3 + ["deleted", "recreated"]),
-    )
+    @rule(where=small, what=st.sampled_from(["leader", "partition", "topic", "parked"] * 3 + ["deleted", "recreated"]))
     def topics_change(self, where: int, what: str) -> None:
         """Takes or returns a leader, adds a partition or a topic, changes the topics of the file, or deletes a topic
         and perhaps creates it again."""

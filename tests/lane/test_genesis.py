@@ -113,8 +113,7 @@ def test_s54_a_topic_that_was_missing_is_read_from_its_log_start_although_others
 
 
 @pytest.mark.parametrize(
-    ("start", "metadata", "first"),
-    [("uncommitted_latest", FOREIGN, 3), ("latest", FOREIGN, 0), ("latest", None, 0)],
+    ("start", "metadata", "first"), [("uncommitted_latest", FOREIGN, 3), ("latest", FOREIGN, 0), ("latest", None, 0)]
 )
 def test_s30_a_partition_without_leader_starts_at_the_commit_that_counts_or_at_its_log_start_later(
     start: str, metadata: str | None, first: int

@@ -13,16 +13,7 @@ from ackline.ledger.turns import TurnKind
 from ackline.steps import run
 from tests.support.memory_adapters import no_session
 from tests.support.memory_kafka import MemoryCluster
-from tests.support.memory_lane import (
-    AT_LEAST_ONCE,
-    AT_MOST_ONCE,
-    FAILS,
-    FAILS_ONCE,
-    NO_GUARANTEE,
-    OK,
-    TP,
-    MemoryLane,
-)
+from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, FAILS, FAILS_ONCE, NO_GUARANTEE, OK, TP, MemoryLane
 from tests.support.memory_store import MemoryStore
 from tests.support.memory_table import MemoryTable
 

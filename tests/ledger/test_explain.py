@@ -178,10 +178,7 @@ def event(outcome: Outcome, **more: Any) -> Event:
             "Attempt 1 is in flight, and was skipped in step price: Skip; of its 5 tuples at price 3 were acked, 1 "
             "failed, 1 is missing; all of its 2 tuples at total were acked.",
         ),
-        (
-            event(Outcome.SKIPPED, error_class="Skip", error_message=SKIPPED_IN_TREE),
-            "Attempt 1 was skipped: Skip.",
-        ),
+        (event(Outcome.SKIPPED, error_class="Skip", error_message=SKIPPED_IN_TREE), "Attempt 1 was skipped: Skip."),
         (event(Outcome.DEAD, attempt=0, error_class="HTTPError"), ""),
     ],
 )

@@ -69,13 +69,7 @@ def fitted(values: list[Any], kind: str) -> tuple[list[Any], dict[int, str]]:
 
 def test_columns_are_inferred_from_most_values_and_numbers_with_a_fraction_make_a_double() -> None:
     rows = [{"a": 1, "b": "x", "c": None, "d": {"e": [1]}}, {"a": 2.5, "b": 7, "f": NOON}, {"b": "y", "g": Decimal(1)}]
-    assert infer_columns(rows) == {
-        "a": "double",
-        "b": "string",
-        "d": "string",
-        "f": "timestamp",
-        "g": "decimal(38,9)",
-    }
+    assert infer_columns(rows) == {"a": "double", "b": "string", "d": "string", "f": "timestamp", "g": "decimal(38,9)"}
 
 
 def test_names_that_no_delta_table_has_are_not_inferred() -> None:

@@ -68,10 +68,7 @@ class Brokers:
         self.nodes[1].stop()
 
     def create_topic(
-        self,
-        name: str,
-        config: Mapping[str, str] | None = None,
-        replicas: Sequence[Sequence[int]] = (ON_ALL,),
+        self, name: str, config: Mapping[str, str] | None = None, replicas: Sequence[Sequence[int]] = (ON_ALL,)
     ) -> None:
         """Creates a topic with one partition for each list of nodes, and waits until the first node of each list leads.
 

@@ -148,10 +148,7 @@ def by_outcome() -> BackfillHistory:
     unread = [retry(3, 4, 0, NOON), retry(5, 6, 0, NOON)]
     history.outcomes = [outcome(1, 3, 1, "acked"), outcome(1, 5, 0, "expired")]
     history.plans = [plan(1, 6, 6, retries=[{**bounds(3, 4), "attempt": 1}, {**bounds(5, 6), "attempt": 1}])]
-    history.settlements = [
-        settlement(0, 3, 3, 6, *unread, kind="genesis", ranges=[]),
-        settlement(1, 3, 6, 6),
-    ]
+    history.settlements = [settlement(0, 3, 3, 6, *unread, kind="genesis", ranges=[]), settlement(1, 3, 6, 6)]
     return history
 
 
@@ -219,10 +216,7 @@ def test_i15_an_epoch_that_was_not_settled_when_the_next_one_began_is_named() ->
             "I4 orders[0] offset 6: turn 2 (run) moves complete_to past it",
             "S72 orders[0]: 10 offsets were chosen",
         ),
-        violation(
-            lambda h: h.settlements.pop(),
-            "settled orders[0]: complete_to is 6, but what was chosen ends at 10",
-        ),
+        violation(lambda h: h.settlements.pop(), "settled orders[0]: complete_to is 6, but what was chosen ends at 10"),
         violation(
             lambda h: h.outcomes.remove(h.find(2, 8)),
             "I4 orders[0] offset 8: is neither settled nor pending",
