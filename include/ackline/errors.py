@@ -14,12 +14,7 @@ class AcklineError(Exception):
     exit_status = 1
 
     def __init__(
-        self,
-        message: str,
-        *,
-        topic: str | None = None,
-        partition: int | None = None,
-        offset: int | None = None,
+        self, message: str, *, topic: str | None = None, partition: int | None = None, offset: int | None = None
     ) -> None:
         super().__init__(message)
         self.topic = topic

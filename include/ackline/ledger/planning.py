@@ -110,12 +110,7 @@ def plan_partitions(
 
 
 def _planned_partition(
-    view: PartitionView,
-    room: OffsetRange,
-    share: int,
-    retries: ValuedRanges[int],
-    now: datetime,
-    limits: Limits,
+    view: PartitionView, room: OffsetRange, share: int, retries: ValuedRanges[int], now: datetime, limits: Limits
 ) -> PlannedPartition:
     fresh = OffsetRange(room.start, room.start + share)
     return PlannedPartition(

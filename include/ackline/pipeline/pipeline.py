@@ -21,12 +21,7 @@ from ackline.pipeline.blocks import RetryBlock
 from ackline.pipeline.field_types import StrictBlock
 from ackline.pipeline.keys import PipelineKeys, check_rules
 from ackline.pipeline.refusals import read_yaml, refusal
-from ackline.pipeline.streams import (
-    PIPELINE_STREAM,
-    RegistryBlock,
-    Stream,
-    Translation,
-)
+from ackline.pipeline.streams import PIPELINE_STREAM, RegistryBlock, Stream, Translation
 from ackline.pipeline.topology import Topology, topology
 
 

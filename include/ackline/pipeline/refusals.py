@@ -157,9 +157,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 _MAX_PROBLEMS = 20
 """How many problems of one file a message names. The rest are counted."""
 
-RENAMED_KEYS = {
-    "isolation": "this key is now called `handler_isolation`; rename it (`kafka.isolation` keeps its name)",
-}
+RENAMED_KEYS = {"isolation": "this key is now called `handler_isolation`; rename it (`kafka.isolation` keeps its name)"}
 """Keys of earlier versions, each with what to write instead."""
 
 DEAD_LETTER_ADVICE = "write `dead_letter: {topic: NAME}`, or `dead_letter: none` to keep no copy in Kafka"

@@ -20,9 +20,7 @@ SOURCE_STEP = -1
 
 T = TypeVar("T")
 _InputStreams = Annotated[
-    list[StreamOfStep],
-    Field(min_length=1),
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    list[StreamOfStep], Field(min_length=1), BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 ]
 
 
