@@ -9,16 +9,17 @@ from pathlib import Path
 
 
 class AcklineError(Exception):
-    """The base of all errors of Ackline. Carries topic, partition and offset if it has to do with one."""
+    """The base of all errors of Ackline. Carries topic, partition and offset if it has to do with one.
+
+    `tp` is the topic-partition.
+    """
 
     exit_status = 1
 
-    def __init__(
-        self, message: str, *, topic: str | None = None, partition: int | None = None, offset: int | None = None
-    ) -> None:
+    def __init__(self, message: str, *, tp: tuple[str, int] | None = None, offset: int | None = None) -> None:
         super().__init__(message)
-        self.topic = topic
-        self.partition = partition
+        self.topic = tp[0] if tp else None
+        self.partition = tp[1] if tp else None
         self.offset = offset
 
     def add_advice(self, sentence: str) -> None:

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 
 from ackline.ledger.answers import SKIPPED_IN_TREE
-from ackline.ledger.explain import HeldBy, PartitionEvidence, explain_partition, held_by, span
-from ackline.ledger.explain_offset import (
+from ackline.ledger.explain import (
     Event,
+    HeldBy,
+    PartitionEvidence,
     StepStory,
     attempt_sentence,
     decode,
     encode,
+    explain_partition,
+    held_by,
     pending_at,
+    span,
     story_json,
     story_text,
 )

@@ -82,9 +82,9 @@ class MemoryCluster(Cluster):
     def _log_with_leader(self, tp: TopicPartition) -> MemoryLog:
         log = self.world.log(tp)
         if log is None:
-            raise FatalError(f"{tp} does not exist", topic=tp.topic, partition=tp.partition)
+            raise FatalError(f"{tp} does not exist", tp=tp)
         if not log.has_leader:
-            raise TransientError(f"{tp} has no leader", topic=tp.topic, partition=tp.partition)
+            raise TransientError(f"{tp} has no leader", tp=tp)
         return log
 
     def truncated_at(self, positions: Positions) -> dict[TopicPartition, int | None]:
@@ -94,7 +94,7 @@ class MemoryCluster(Cluster):
         for tp, (offset, leader_epoch) in positions.items():
             log = self.world.log(tp)
             if log is None or not log.has_leader:
-                raise TransientError(f"{tp} has no leader", topic=tp.topic, partition=tp.partition)
+                raise TransientError(f"{tp} has no leader", tp=tp)
             end = log.leader_epoch_end(leader_epoch)
             if end is None or end < offset:
                 truncated[tp] = end
@@ -173,7 +173,7 @@ class MemoryGroup(Group):
             raise TransientError("committing offsets: _TIMED_OUT")
         for tp in missing:
             message = f"committing offsets of {tp}: UNKNOWN_TOPIC_OR_PART"
-            raise FatalError(message, topic=tp.topic, partition=tp.partition)
+            raise FatalError(message, tp=tp)
 
 
 class MemoryReader(ExactReader):
@@ -213,7 +213,7 @@ class MemoryReader(ExactReader):
     def _answer(self, tp: TopicPartition, offset: int) -> Found | Gone:
         log = self.world.log(tp)
         if log is None or not log.has_leader:
-            raise TransientError(f"{tp}: no record came", topic=tp.topic, partition=tp.partition, offset=offset)
+            raise TransientError(f"{tp}: no record came", tp=tp, offset=offset)
         if offset < log.start:
             return Gone(tp, offset, Outcome.EXPIRED)
         record = log.record(offset, self.isolation)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ackline.ledger.explain_offset import OffsetExplanation, explain_offset
+from ackline.ledger.explain import OffsetExplanation, explain_offset
 from ackline.ledger.fold import Pending, PendingKind
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange
 from ackline.ledger.turns import TurnKind

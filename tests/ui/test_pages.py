@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ackline.ledger.explain_offset import Event, OffsetExplanation
+from ackline.ledger.explain import Event, OffsetExplanation
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE

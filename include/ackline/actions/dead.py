@@ -17,7 +17,7 @@ from ackline.errors import ConfigError
 from ackline.kafka.dead_letters import FoundLetter, LetterId
 from ackline.lane.adapters import Adapters
 from ackline.ledger.account import NO_RUNS, ChangedRun, LaneDiff, ResultRuns, compare, newest_results
-from ackline.ledger.explain_offset import Event, OffsetExplanation
+from ackline.ledger.explain import Event, OffsetExplanation
 from ackline.ledger.offsets import TopicPartition, index_of_range
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import Settlement, TurnId

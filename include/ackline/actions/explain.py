@@ -13,8 +13,14 @@ from ackline.actions.objects import JsonObject, PartitionObject, Time
 from ackline.actions.status import OpenTurn, PartitionStatus, open_turn_of, status_and_missing
 from ackline.errors import AcklineError, ConfigError, TransientError
 from ackline.lane.adapters import Adapters
-from ackline.ledger.explain import PartitionEvidence, PartitionExplanation, explain_partition
-from ackline.ledger.explain_offset import OffsetExplanation, explain_offset, story_json
+from ackline.ledger.explain import (
+    OffsetExplanation,
+    PartitionEvidence,
+    PartitionExplanation,
+    explain_offset,
+    explain_partition,
+    story_json,
+)
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.turns import Settlement
 from ackline.tables.history import evidence_of_offset

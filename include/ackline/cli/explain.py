@@ -18,8 +18,7 @@ from ackline.cli import formats, tables
 from ackline.cli.options import Json, Lane, Name, Now, opened
 from ackline.errors import ConfigError
 from ackline.ledger.account import Result
-from ackline.ledger.explain import PartitionExplanation
-from ackline.ledger.explain_offset import OffsetExplanation, attempt_sentence
+from ackline.ledger.explain import OffsetExplanation, PartitionExplanation, attempt_sentence
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.arguments import LAST

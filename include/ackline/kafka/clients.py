@@ -92,7 +92,7 @@ def damaged_batch_error(tp: TopicPartition, offset: int, reason: str) -> FatalEr
         f"{tp}: the batch of records at offset {offset} is damaged on the broker ({reason}); nothing of this turn was "
         f"stored. Let a replica that is intact lead the partition, then run this again. Without one, delete the "
         f"records up to the end of the batch (kafka-delete-records): the next run records them as `expired`",
-        topic=tp.topic, partition=tp.partition, offset=offset,
+        tp=tp, offset=offset,
     )  # fmt: skip
 
 
@@ -121,8 +121,7 @@ def ackline_error(
     reason = mask_secrets(f"{cause.str()}{detail}", config)
     subject = f"{doing} of {tp}" if tp is not None else doing
     message = f"{subject}: {cause.name()}: {reason} (at {brokers(config)}); {advice}"
-    topic, partition = (tp.topic, tp.partition) if tp is not None else (None, None)
-    return kind(message, topic=topic, partition=partition, offset=offset)
+    return kind(message, tp=tp, offset=offset)
 
 
 log = logging.getLogger("ackline.kafka.client")

@@ -27,7 +27,6 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
-    Message,
     TopicCollection,
 )
 from confluent_kafka import TopicPartition as ClientPartition
@@ -117,17 +116,18 @@ class Cluster:
         """Returns those topics of `names` that exist, in one request. Raises ConfigError for a name that Kafka does not
         allow."""
         unique = sorted(set(names))
-        return self._while_leaders_move(lambda: self._describe_topics(unique)) if unique else {}
 
-    def _describe_topics(self, names: list[str]) -> dict[str, TopicInfo]:
-        answers = self._admin.describe_topics(TopicCollection(names), request_timeout=ADMIN_TIMEOUT)
-        topics: dict[str, TopicInfo] = {}
-        for name, answer in answers.items():
-            described = self._result(answer, f"describing topic {name}", ADMIN_TIMEOUT, absent=NOT_FOUND)
-            if described is not None:
-                leaders = {p.id: p.leader is not None and p.leader.id >= 0 for p in described.partitions}
-                topics[name] = TopicInfo(str(described.topic_id), dict(sorted(leaders.items())))
-        return topics
+        def describe() -> dict[str, TopicInfo]:
+            answers = self._admin.describe_topics(TopicCollection(unique), request_timeout=ADMIN_TIMEOUT)
+            topics: dict[str, TopicInfo] = {}
+            for name, answer in answers.items():
+                described = self._result(answer, f"describing topic {name}", ADMIN_TIMEOUT, absent=NOT_FOUND)
+                if described is not None:
+                    leaders = {p.id: p.leader is not None and p.leader.id >= 0 for p in described.partitions}
+                    topics[name] = TopicInfo(str(described.topic_id), dict(sorted(leaders.items())))
+            return topics
+
+        return self._while_leaders_move(describe) if unique else {}
 
     def policies(self, names: Iterable[str]) -> dict[str, TopicPolicy]:
         """Returns the retention and compaction of each topic of `names` that exists, in one request.
@@ -288,13 +288,9 @@ class Cluster:
         here = brokers(self._config)
         if info is None or tp.partition not in info.partitions:
             return FatalError(
-                f"{tp} does not exist at {here}; check the topic's name and its partitions, or create it",
-                topic=tp.topic, partition=tp.partition,
-            )  # fmt: skip
-        return _LeaderMoving(
-            f"{tp} has no leader at {here}; check that its brokers are up, then run this again",
-            topic=tp.topic, partition=tp.partition,
-        )  # fmt: skip
+                f"{tp} does not exist at {here}; check the topic's name and its partitions, or create it", tp=tp
+            )
+        return _LeaderMoving(f"{tp} has no leader at {here}; check that its brokers are up, then run this again", tp=tp)
 
     def _result(
         self, answer: "Future[Any]", doing: str, timeout: float, tp: TopicPartition | None = None,
@@ -309,13 +305,12 @@ class Cluster:
                 return None
             failed = self._ackline_error(error, doing, tp)
             if error is not None and error.name() in _LEADER_MOVING and isinstance(failed, TransientError):
-                raise _LeaderMoving(str(failed), topic=failed.topic, partition=failed.partition) from raised
+                raise _LeaderMoving(str(failed), tp=tp) from raised
             raise failed from raised
 
     def _ackline_error(self, error: KafkaError | None, doing: str, tp: TopicPartition | None) -> AcklineError:
-        self._admin.poll(
-            0
-        )  # serves the error callback, which alone reports a refused login: the request only times out
+        # Serves the error callback, which alone reports a refused login: the request only times out.
+        self._admin.poll(0)
         known = error if error is not None else KafkaError(KafkaError._TIMED_OUT)
         if known.name() == "TOPIC_EXCEPTION":
             return ConfigError(f"{doing}: Kafka does not allow this name; correct it")
@@ -326,6 +321,7 @@ TIMEOUT = 30.0
 """Seconds within which all leaders have to answer."""
 _DOING = "reading where leader epochs end"
 _END = re.compile(r"broker end offset is (\d+)")
+_ANSWERS = frozenset({"_PARTITION_EOF", "_AUTO_OFFSET_RESET", "_LOG_TRUNCATION", "OFFSET_OUT_OF_RANGE"})
 _OUT_OF_RANGE = KafkaError(KafkaError.OFFSET_OUT_OF_RANGE).str()
 
 
@@ -351,15 +347,18 @@ def truncated_logs(
 def _query_leaders(
     reader: Consumer, config: Mapping[str, object], positions: Positions, timeout: float, last: LastError
 ) -> dict[TopicPartition, int | None]:
-    reader.assign(
-        [ClientPartition(*tp, offset, leader_epoch=leader_epoch) for tp, (offset, leader_epoch) in positions.items()]
-    )
+    reader.assign([ClientPartition(*tp, offset, leader_epoch=epoch) for tp, (offset, epoch) in positions.items()])
     waiting, truncated = set(positions), dict[TopicPartition, int | None]()
     deadline = time.monotonic() + timeout
     # Not a retry: each poll returns the next answer of any partition, and the client itself repeats its requests.
     while waiting:
         if (left := deadline - time.monotonic()) <= 0:
-            raise _no_answer(min(waiting), config)
+            tp = min(waiting)
+            raise TransientError(
+                f"{tp}: its leader gave no answer where an older leader's log ended (at {brokers(config)}); check that "
+                f"the partition has a leader, then run this again",
+                tp=tp,
+            )
         message = reader.poll(left)
         if message is None:
             continue
@@ -368,41 +367,15 @@ def _query_leaders(
             if error is not None and is_login_failure(error):
                 raise ackline_error(error, _DOING, config, last=last)
             continue
-        if error is not None and not _is_answer(error):
+        if error is not None and error.name() not in _ANSWERS:
             if not is_transient(error):
                 raise ackline_error(error, "reading where its leader epoch ends", config, tp, positions[tp][0], last)
             continue
         waiting.discard(tp)
         reader.incremental_unassign([ClientPartition(*tp)])
-        if _is_truncated(message):
-            truncated[tp] = _reported_end(message)
+        # A position that agrees with the log, but is below the log start, is not truncated; a position beyond the log's
+        # end never agrees. librdkafka reports both cases as `_AUTO_OFFSET_RESET`; only the text differs.
+        if error is not None and error.name() != "_PARTITION_EOF" and _OUT_OF_RANGE not in error.str():
+            end = _END.search(error.str())
+            truncated[tp] = int(end[1]) if end else None
     return truncated
-
-
-def _is_answer(error: KafkaError) -> bool:
-    return error.name() in ("_PARTITION_EOF", "_AUTO_OFFSET_RESET", "_LOG_TRUNCATION", "OFFSET_OUT_OF_RANGE")
-
-
-def _is_truncated(message: Message) -> bool:
-    """Whether an answer means that the log was truncated. A position that agrees with the log, but is below the log
-    start, is not truncated; a position beyond the log's end never agrees.
-
-    librdkafka reports both cases as `_AUTO_OFFSET_RESET`; only the text differs.
-    """
-    error = message.error()
-    return error is not None and error.name() != "_PARTITION_EOF" and _OUT_OF_RANGE not in error.str()
-
-
-def _reported_end(message: Message) -> int | None:
-    error = message.error()
-    match = _END.search(error.str()) if error is not None else None
-    return int(match[1]) if match else None
-
-
-def _no_answer(tp: TopicPartition, config: Mapping[str, object]) -> TransientError:
-    return TransientError(
-        f"{tp}: its leader gave no answer where an older leader's log ended (at {brokers(config)}); check that the "
-        f"partition has a leader, then run this again",
-        topic=tp.topic,
-        partition=tp.partition,
-    )

@@ -24,7 +24,7 @@ from ackline.kafka.clients import LastError, ackline_error, is_transient
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.fetching import Found, Headers, headers_of
 from ackline.kafka.produce import ALL_REPLICAS, MANY_OF_ANY_SIZE, POLL_SECONDS, REFUSED, produce
-from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.ledger.outcomes import timestamp_of
 
 PAYLOAD_HEADER = "ackline.payload"
@@ -152,7 +152,10 @@ class DeadLetters:
         window: deque[_Posting] = deque()
         window_bytes = 0
         for letter in letters:
-            posting = _Posting(letter, time.monotonic(), _original_headers(letter.message))
+            headers = headers_of(letter.message)
+            if headers is None:
+                headers = [(HEADERS_HEADER, b"omitted: a name is not UTF-8")]
+            posting = _Posting(letter, time.monotonic(), headers)
             window.append(posting)
             window_bytes += posting.size
             self._post(posting)
@@ -181,7 +184,10 @@ class DeadLetters:
             posting.finish(_TIMED_OUT)
             return
         message, form = posting.letter.message, posting.form
-        key, kept = _key_and_headers(message, posting.original_headers, form)
+        key, kept = message.key(), posting.original_headers
+        size = len(key or b"") + sum(len(name) + len(value or b"") for name, value in kept)
+        if not form.value and (size > KEPT_BYTES or not form.key_and_headers):
+            key, kept = None, []
         headers: list[tuple[str, str | bytes | None]] = [*kept, *posting.letter.headers]
         if not form.value:
             headers.append((PAYLOAD_HEADER, f"omitted: {posting.refusal}".encode()))
@@ -215,20 +221,6 @@ class DeadLetters:
         if self._unbatched is None:
             self._unbatched = clients.producer(self._config, **self._settings, **{"batch.num.messages": 1})
         return self._unbatched
-
-
-def _original_headers(message: Message) -> Headers:
-    headers = headers_of(message)
-    return [(HEADERS_HEADER, b"omitted: a name is not UTF-8")] if headers is None else headers
-
-
-def _key_and_headers(message: Message, headers: Headers, form: _Form) -> tuple[bytes | None, Headers]:
-    """Key and original headers, as far as `form` keeps them."""
-    key = message.key()
-    if form.value:
-        return key, headers
-    size = len(key or b"") + sum(len(name) + len(value or b"") for name, value in headers)
-    return (key, headers) if form.key_and_headers and size <= KEPT_BYTES else (None, [])
 
 
 SEARCH_SECONDS = 60.0
@@ -303,7 +295,10 @@ def find_letter(
         raise ConfigError(f"the dead-letter topic {topic} does not exist any more", key="dead_letter.topic")
     bounds = cluster.bounds(TopicPartition(topic, number) for number in described.partitions)
     recent = cluster.offsets_at(bounds, given_up_at - SENT_BEFORE)
-    split = {tp: _within(recent[tp], log) for tp, log in bounds.items()}
+    split = {
+        tp: log.end if (first := recent[tp]) is None else min(max(log.start, first), log.end)
+        for tp, log in bounds.items()
+    }
     deadline, last = time.monotonic() + timeout, LastError()
     client = clients.consumer(config, "ackline-letters", isolation, **_FETCH, error_cb=last)
     try:
@@ -318,10 +313,6 @@ def find_letter(
     finally:
         client.close()
     return None
-
-
-def _within(offset: int | None, log: LogBounds) -> int:
-    return log.end if offset is None else min(max(log.start, offset), log.end)
 
 
 @dataclass(slots=True)
@@ -340,12 +331,12 @@ class _Search:
         self.client.assign([ClientPartition(*tp, parts[tp].start) for tp in active])
         while active:
             if time.monotonic() > self.deadline:
-                topic = next(iter(active)).topic
+                tp = next(iter(active))
                 raise TransientError(
-                    f"the dead letter was not found in {topic} within {self.timeout:g} s, and not all of it is read. "
-                    f"Run this again, or look for its headers `ackline.topic`, `ackline.partition` and "
+                    f"the dead letter was not found in {tp.topic} within {self.timeout:g} s, and not all of it is read."
+                    f" Run this again, or look for its headers `ackline.topic`, `ackline.partition` and "
                     f"`ackline.offset` with a Kafka client",
-                    topic=topic,
+                    tp=tp,
                 )
             for message in self.client.consume(_BATCH, _SEARCH_POLL_SECONDS):
                 self._take(message, active)

@@ -10,10 +10,11 @@ throughput.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Self
 
 from ackline.kafka.cluster import Cluster
-from ackline.kafka.fetching import Cursor, Fetcher, Found, Gone, Statistics, beyond_end
+from ackline.kafka.fetching import Cursor, Fetcher, Found, Gone, beyond_end
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 
@@ -52,15 +53,12 @@ class ExactReader:
 
         Records of a batch before the requested position are not counted here, but in `received_bytes`.
         """
-        return sum(statistics.records for statistics in self._statistics())
+        return sum(fetcher.refreshed_statistics().records for fetcher in self._fetchers.values())
 
     @property
     def received_bytes(self) -> int:
         """Bytes received from the brokers so far. Call it between reads, while open."""
-        return sum(statistics.bytes for statistics in self._statistics())
-
-    def _statistics(self) -> list[Statistics]:
-        return [fetcher.refreshed_statistics() for fetcher in self._fetchers.values()]
+        return sum(fetcher.refreshed_statistics().bytes for fetcher in self._fetchers.values())
 
     def read(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> Iterator[Found | Gone]:
         """Yields one answer for each offset of `wanted` (ascending in each partition), in order within its partition.
@@ -69,7 +67,10 @@ class ExactReader:
         stable offset under read_committed) and for a batch that can't be decoded, TransientError if nothing comes for
         the time-out. Answers that were yielded before an error stay true.
         """
-        cursors = [_cursor(tp, offsets) for tp, offsets in sorted(wanted.items()) if offsets]
+        cursors = [Cursor(tp, offsets, stop=len(offsets)) for tp, offsets in sorted(wanted.items()) if offsets]
+        for cursor in cursors:
+            if cursor.wanted[0] < 0 or any(before >= after for before, after in pairwise(cursor.wanted)):
+                raise ValueError(f"offsets of {cursor.tp} are not ascending")
         bounds = self._cluster.bounds(cursor.tp for cursor in cursors)
         for cursor in cursors:
             end = bounds[cursor.tp].end
@@ -82,21 +83,12 @@ class ExactReader:
             for cursor in remaining:
                 by_density[cursor.choose_stretch()].append(cursor)
             for dense, together in by_density.items():
+                if together and dense not in self._fetchers:
+                    self._fetchers[dense] = Fetcher(
+                        self._config, self._isolation, self._cluster, dense=dense, timeout=self._timeout
+                    )
                 if together:
-                    yield from self._fetcher(dense).read(together)
-
-    def _fetcher(self, dense: bool) -> Fetcher:
-        if dense not in self._fetchers:
-            self._fetchers[dense] = Fetcher(
-                self._config, self._isolation, self._cluster, dense=dense, timeout=self._timeout
-            )
-        return self._fetchers[dense]
-
-
-def _cursor(tp: TopicPartition, wanted: Sequence[int]) -> Cursor:
-    if wanted[0] < 0 or any(wanted[i] >= wanted[i + 1] for i in range(len(wanted) - 1)):
-        raise ValueError(f"offsets of {tp} are not ascending")
-    return Cursor(tp, wanted, stop=len(wanted))
+                    yield from self._fetchers[dense].read(together)
 
 
 def read_exactly(

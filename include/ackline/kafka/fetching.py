@@ -321,7 +321,7 @@ class Fetcher:
         return TransientError(
             f"{tp}: no record came for {self._timeout:g} s from offset {offset} on, although the log ends at {end}"
             f" (at {brokers(self._config)}); check that the partition has a leader, then run this again",
-            topic=tp.topic, partition=tp.partition, offset=offset,
+            tp=tp, offset=offset,
         )  # fmt: skip
 
 
@@ -361,5 +361,5 @@ def beyond_end(tp: TopicPartition, offset: int, end: int) -> FatalError:
     """Returns the error for a wanted offset that the log never reached, or no longer reaches."""
     return FatalError(
         f"{tp}: offset {offset} is wanted, but the log ends at {end}; it was truncated, or the topic was created again",
-        topic=tp.topic, partition=tp.partition, offset=offset,
+        tp=tp, offset=offset,
     )  # fmt: skip

@@ -108,7 +108,7 @@ class Group:
             return
         for tp, wanted in offsets.items():
             if wanted.offset < 0:
-                raise FatalError(f"{wanted.offset} can't be committed for {tp}", topic=tp.topic, partition=tp.partition)
+                raise FatalError(f"{wanted.offset} can't be committed for {tp}", tp=tp)
         self.check_no_members()
         self._when_coordinator_ready("committing offsets", lambda: self._alter_offsets(offsets))
         self._check_committed(offsets)
@@ -175,7 +175,7 @@ class Group:
                 raise TransientError(
                     f"{tp}: committed {wanted.offset} for group {self.group_id} at {brokers(self._config)}, but the"
                     f" broker holds {what}{why}; another process moves this group: find it, then run this again",
-                    topic=tp.topic, partition=tp.partition, offset=wanted.offset,
+                    tp=tp, offset=wanted.offset,
                 )  # fmt: skip
 
     def _when_coordinator_ready(self, doing: str, request: Callable[[], T]) -> T:

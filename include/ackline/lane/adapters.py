@@ -185,17 +185,6 @@ def translation_of(pipeline: Pipeline, connection: Mapping[str, Any]) -> Transla
     return replace(translation, registry=config)
 
 
-def _connection_with_broker(pipeline: Pipeline, connection: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    if pipeline.kafka.bootstrap_servers is not None:
-        return {"bootstrap.servers": pipeline.kafka.bootstrap_servers}
-    if not connection or not connection.get("bootstrap.servers"):
-        raise ConfigError(
-            f"the Kafka connection {pipeline.kafka.connection} names no broker: set `bootstrap.servers` in its extra",
-            key="kafka.connection",
-        )
-    return connection
-
-
 @contextlib.contextmanager
 def open_adapters(
     pipeline: Pipeline,
@@ -216,7 +205,13 @@ def open_adapters(
     ConfigError if it is missing, if it lacks a secret that `audit: {key_hash: true}` or `ack_topic` needs, and if code
     that the file names (retry class, listener, partition filter) does not import.
     """
-    connection = _connection_with_broker(pipeline, connection)
+    if pipeline.kafka.bootstrap_servers is not None:
+        connection = {"bootstrap.servers": pipeline.kafka.bootstrap_servers}
+    elif not connection or not connection.get("bootstrap.servers"):
+        raise ConfigError(
+            f"the Kafka connection {pipeline.kafka.connection} names no broker: set `bootstrap.servers` in its extra",
+            key="kafka.connection",
+        )
     pipeline.retry.policy()  # a class that does not import is refused before anything is planned
     listener = load_listener(pipeline.listener)
     partition_filter = load_partition_filter(pipeline.kafka.partition_filter)

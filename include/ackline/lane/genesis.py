@@ -90,8 +90,7 @@ def check_not_of_another_ledger(adapters: Adapters, newest: Settlement | None, v
             f"{tp}: the group {adapters.pipeline.kafka.group_id} holds offset {committed.offset}, committed by turn "
             f"{metadata.n} of epoch {metadata.epoch} of ledger {metadata.ledger} of this pipeline, which is not in "
             f"ACKLINE_AUDIT. Nothing was planned. {ledger_advice(adapters)}",
-            topic=tp.topic,
-            partition=tp.partition,
+            tp=tp,
             offset=committed.offset,
         )
 
@@ -149,8 +148,7 @@ def _check_not_beyond_end(adapters: Adapters, tp: TopicPartition, offset: int, l
     raise FatalError(
         f"{tp}: the group {adapters.pipeline.kafka.group_id} holds offset {offset}, beyond the log end {log.end}: "
         f"the topic was truncated or recreated. Move the group to the offset at which the pipeline is to start",
-        topic=tp.topic,
-        partition=tp.partition,
+        tp=tp,
         offset=offset,
     )
 

@@ -125,8 +125,7 @@ def check_not_truncated(
             f"was read. Go on with `ackline reset {adapters.pipeline.name} --topic {tp.topic} --partition "
             f"{tp.partition} --to {target} --reason …`: a new epoch, in which everything from there on is handled, "
             f"again or for the first time",
-            topic=tp.topic,
-            partition=tp.partition,
+            tp=tp,
             offset=end,
         )
 
@@ -156,7 +155,7 @@ def check_topic_not_recreated(
             f"earliest --reason …`: a new epoch on the new topic, in which nothing of the old one is pending. Or take "
             f"it out of the file"
         )
-    raise TopicChanged(f"{tp} {what}", topic=tp.topic, partition=tp.partition)
+    raise TopicChanged(f"{tp} {what}", tp=tp)
 
 
 def other_log_error(adapters: Adapters, tp: TopicPartition, what: str) -> TopicChanged:
@@ -166,8 +165,7 @@ def other_log_error(adapters: Adapters, tp: TopicPartition, what: str) -> TopicC
     return TopicChanged(
         f"{tp} {what}: it is not the log in which the offsets of backfill {backfill_id} were chosen. Nothing was read. "
         f"End it with `ackline backfill {adapters.pipeline.name} --cancel {backfill_id} --yes`, and begin another one",
-        topic=tp.topic,
-        partition=tp.partition,
+        tp=tp,
     )
 
 
@@ -190,8 +188,7 @@ def check_planned_ranges(adapters: Adapters, plan: Plan, after: bool = False) ->
         raise RangeGone(
             f"{tp} was truncated below the planned end {wanted[tp].fresh.end} while {plan.turn} was under way "
             f"({_what_is_left(end)}); the turn is void",
-            topic=tp.topic,
-            partition=tp.partition,
+            tp=tp,
             offset=end,
         )
 
@@ -204,8 +201,7 @@ def _check_topic_ids(adapters: Adapters, plan: Plan, wanted: Mapping[TopicPartit
             raise TopicChanged(
                 f"{tp} was deleted or created again while {plan.turn} was under way; the turn is void, nothing "
                 f"of it counts",
-                topic=tp.topic,
-                partition=tp.partition,
+                tp=tp,
             )
 
 
@@ -220,15 +216,13 @@ def _check_bounds(wanted: Mapping[TopicPartition, PlannedPartition], logs: Mappi
             raise TopicChanged(
                 f"{tp} ends at {log.end}, below the planned end {fresh.end}: it was truncated or recreated; "
                 f"the turn is void",
-                topic=tp.topic,
-                partition=tp.partition,
+                tp=tp,
                 offset=log.end,
             )
         if fresh and log.start > fresh.start:
             raise RangeGone(
                 f"{tp}: the log starts at {log.start}, above the planned start {fresh.start}; the turn is void",
-                topic=tp.topic,
-                partition=tp.partition,
+                tp=tp,
                 offset=fresh.start,
             )
 
@@ -289,8 +283,7 @@ def _retention_passed(
         f"retention took records that were not settled: {listed(where_lost)}. {consequence}. "
         f"Go on with `ackline skip {adapters.pipeline.name}{where} --to earliest --reason …`, which records them as "
         f"skipped, or write `on_expired: record`",
-        topic=tp.topic,
-        partition=tp.partition,
+        tp=tp,
         offset=runs[0].start,
     )
 

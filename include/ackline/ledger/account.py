@@ -1,8 +1,4 @@
-"""The account of a lane: what became of the offsets it was asked for, and how two lanes differ. Pure.
-
-The account of a backfill: every offset that was asked for is settled, a gap, or pending. Pure.
-
-What differs between the outcomes of two lanes over the offsets that both have settled. Pure.
+"""The account of a backfill, by which no offset that was asked for is missing, and how two lanes differ. Pure.
 
 The outcomes of a partition are runs of offsets with a result each, as arrays, so that a range row of ten million
 offsets costs no more than a row of one.

@@ -19,6 +19,7 @@ import hmac
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -45,8 +46,12 @@ def token_keys_of(connection: Mapping[str, Any], name: str | None) -> Keys:
     Raises ConfigError if the extra has none, or one that is no text or empty. The message quotes nothing of them.
     """
     extra = connection.get(TOKEN_KEYS)
-    keys = _listed(extra) if isinstance(extra, str) else extra if isinstance(extra, list) else []
-    if not keys or not all(isinstance(key, str) and key for key in keys):
+    keys: Any = extra
+    if isinstance(extra, str):
+        with suppress(ValueError):
+            keys = json.loads(extra)
+        keys = keys if isinstance(keys, list) else [extra]
+    if not isinstance(keys, list) or not keys or not all(isinstance(key, str) and key for key in keys):
         problem = f"has no `{TOKEN_KEYS}`"
         if extra is not None:
             problem = f"has `{TOKEN_KEYS}` that are no texts"
@@ -69,14 +74,6 @@ def warning_of_keys(keys: Keys) -> str | None:
         f"characters; the holder of a token may guess such a key, and sign answers for other records. Put a longer one "
         f"in front"
     )
-
-
-def _listed(text: str) -> list[Any]:
-    try:
-        content = json.loads(text)
-    except ValueError:
-        content = None
-    return content if isinstance(content, list) else [text]
 
 
 _VERSION = 1

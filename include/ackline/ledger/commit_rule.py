@@ -93,8 +93,7 @@ def check_commit_allowed(
             f"{where}, which this pipeline did not commit: another client moved the group. Nothing was committed. Set "
             f"`on_external_reset: follow` in the pipeline file to go on from that offset, or `restore` to commit the "
             f"floor over it",
-            topic=tp.topic,
-            partition=tp.partition,
+            tp=tp,
             offset=committed.offset,
         )
     # An older commit of this ledger is overwritten: a late process made it, and the floor only rises (I3).
@@ -102,8 +101,7 @@ def check_commit_allowed(
         raise NewerCommit(
             f"{where}, committed by turn {metadata.n} of epoch {metadata.epoch} of ledger {metadata.ledger}; this "
             f"ledger is {newest.ledger} at turn {newest.n} of epoch {newest.epoch}. Nothing was committed",
-            topic=tp.topic,
-            partition=tp.partition,
+            tp=tp,
             offset=committed.offset,
         )
 

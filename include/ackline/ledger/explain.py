@@ -1,14 +1,26 @@
-"""What holds the floor of a partition, and what retention takes next, in plain sentences. Pure.
+"""What holds the floor of a partition, and what became of one offset and of its tuples, in plain sentences. Pure.
 
-The caller reads the evidence: from the broker (`ackline.actions.explain`), or from the tables alone.
+The caller reads the evidence: from the broker (`actions/explain.py`), or from the tables (`tables/history.py`).
+No state is a guess: a gap is an offset that an effective turn has read and that has no row, although the turn stored
+its rows. The task that decides an attempt at a record writes what became of its tuples, step by step, as a `Story`: the
+acker, or the task of the source where the tree ends there.
 """
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple
 
+import numpy as np
+
+from ackline.handler import SOURCE
+from ackline.ledger.answers import SKIPPED_IN_TREE
 from ackline.ledger.fold import PartitionState
-from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.pending import PendingKind
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, index_of_range
+from ackline.ledger.outcomes import ErrorClass, Outcome
+from ackline.ledger.pending import Pending, PendingKind
 
 _CALENDAR = timedelta(days=10_000)
 """From this distance on, a time is shown without its distance from now."""
@@ -78,8 +90,8 @@ def held_by(state: PartitionState) -> HeldBy | None:
 def explain_partition(evidence: PartitionEvidence) -> PartitionExplanation:
     """Returns what holds the floor of a partition, and what retention takes next."""
     retention = Retention(evidence.log_start, evidence.next_expiry)
-    sentences = [_floor_sentence(evidence), _why_sentence(evidence), _retention_sentence(evidence)]
-    text = " ".join(filter(None, sentences))
+    why = f"Runs do not read the partition: {evidence.why}." if evidence.why else ""
+    text = " ".join(filter(None, [_floor_sentence(evidence), why, _retention_sentence(evidence)]))
     return PartitionExplanation(evidence.tp, evidence.floor, evidence.held_by, retention, text)
 
 
@@ -107,24 +119,14 @@ def waiting_sentence(holder: HeldBy, now: datetime) -> str:
         return f"offset {holder.offset} is in flight and waits for its answer{until}."
     if not holder.attempts:
         return f"offset {holder.offset} waits for its first attempt, which the next run makes."
+    due = ""
+    if holder.due is not None:
+        moment = moment_text(holder.due, now)
+        due = f", due since {moment}: the next run makes it" if holder.due <= now else f", due at {moment}"
     return (
         f"offset {holder.offset} failed {times_text(holder.attempts)}{cause} and waits for attempt "
-        f"{holder.attempts + 1}{_due(holder.due, now)}."
+        f"{holder.attempts + 1}{due}."
     )
-
-
-def _due(due: datetime | None, now: datetime) -> str:
-    if due is None:
-        return ""
-    return (
-        f", due since {moment_text(due, now)}: the next run makes it"
-        if due <= now
-        else f", due at {moment_text(due, now)}"
-    )
-
-
-def _why_sentence(evidence: PartitionEvidence) -> str:
-    return f"Runs do not read the partition: {evidence.why}." if evidence.why else ""
 
 
 def _retention_sentence(evidence: PartitionEvidence) -> str:
@@ -167,3 +169,267 @@ def span(duration: timedelta) -> str:
         if seconds >= 2 * length:
             return f"{seconds // length} {unit}s"
     return f"{seconds} second" + "s" * (seconds != 1)
+
+
+class StepStory(NamedTuple):
+    """The tuples of one record at one step. A tuple that was skipped is in none of the numbers."""
+
+    acked: int
+    failed: int
+    missing: int
+    """Tuples that were sent to the step, and that it neither acked nor failed: a join held them, or they got lost."""
+
+
+Story = Mapping[str, StepStory]
+"""By step, in the order of the pipeline file; only the steps that a tuple of the record has reached."""
+
+
+def encode(steps: Iterable[tuple[str, StepStory]]) -> str:
+    """Returns the steps as the text that the tables hold. Leaves out each step that no tuple has reached."""
+    reached = {name: step._asdict() for name, step in steps if any(step)}
+    return json.dumps(reached, separators=(",", ":"))
+
+
+def decode(text: str | None) -> Story | None:
+    """Returns the story in a text of the tables; None if it holds none: another version of Ackline may have written
+    it."""
+    try:
+        steps = json.loads(text or "null")
+        return {str(name): StepStory(*(int(of[key]) for key in StepStory._fields)) for name, of in steps.items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def story_json(story: Story | None) -> dict[str, dict[str, int]] | None:
+    """Returns the story as `ackline explain --json` prints it."""
+    return None if story is None else {name: step._asdict() for name, step in story.items()}
+
+
+def story_text(story: Story) -> str:
+    """Returns the story in words, such as `of its 5 tuples at price 3 were acked, 1 failed, 1 is missing`."""
+    return "; ".join(_step_text(name, step) for name, step in story.items()) or "no step got a tuple of it"
+
+
+def _step_text(name: str, step: StepStory) -> str:
+    count = sum(step)
+    if count == step.acked:
+        return f"its tuple at {name} was acked" if count == 1 else f"all of its {count} tuples at {name} were acked"
+    if count == 1:
+        return f"its tuple at {name} {'failed' if step.failed else 'is missing'}"
+    acked = f"{step.acked} {'was' if step.acked == 1 else 'were'} acked" if step.acked else ""
+    failed = f"{step.failed} failed" if step.failed else ""
+    missing = f"{step.missing} {'is' if step.missing == 1 else 'are'} missing" if step.missing else ""
+    return f"of its {count} tuples at {name} {', '.join(filter(None, [acked, failed, missing]))}"
+
+
+class OffsetState(StrEnum):
+    """The states of an offset that are no outcome. An offset with a terminal outcome has that as its state."""
+
+    PENDING = "pending"
+    NOT_READ = "not yet read"
+    GAP = "gap"
+    WITHOUT_ROW = "settled without a row"
+    """The turn that settled it stored no rows of what succeeded (`record_outcomes: false`)."""
+    BELOW_START = "below the start"
+    NOT_CHOSEN = "not chosen"
+    """The lane of a backfill was not to read it."""
+    NOT_IN_LANE = "not in the lane"
+    UNEXPLAINED = "unexplained"
+    """It is below `complete_to`, and neither a row nor a plan accounts for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An effective row of the audit table for an offset: an attempt, or a decision (attempt 0)."""
+
+    epoch: int
+    turn: int
+    attempt: int
+    outcome: Outcome
+    error_class: str | None
+    error_message: str | None
+    at: datetime | None
+    run_id: str
+    range: OffsetRange | None = None
+    """The offsets of the decision, if it was made for a whole range."""
+    tree: Story | None = None
+    """What became of the record's tuples; None of an acked attempt, and without steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A turn whose plan has the offset, in its fresh range or among its retries."""
+
+    epoch: int
+    turn: int
+    run_id: str
+    planned_at: datetime
+    stores_rows: bool
+    """Whether the turn stores a row of each outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetEvidence:
+    """What the tables and the broker hold about one offset of a lane."""
+
+    tp: TopicPartition
+    offset: int
+    lane: str
+    epoch: int
+    state: PartitionState | None
+    """The partition after the newest settlement; None if the lane does not have it."""
+    events: Sequence[Event]
+    """Of all epochs, in time order."""
+    read_by: Reading | None
+    """The newest effective turn that had the offset in its fresh range."""
+    open_turn: Reading | None
+    """The open turn, if its plan has the offset."""
+    start: int | None
+    """Where the partition begins in the newest epoch."""
+    chosen_ranges_only: bool = False
+    """Whether the lane reads chosen ranges, as the lane of a backfill does."""
+    log: LogBounds | None = None
+    """The readable log now; None if it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetExplanation:
+    """What became of an offset. `state` is an OffsetState or a terminal outcome."""
+
+    offset: int
+    state: str
+    events: Sequence[Event]
+    sentence: str
+    attempts: int
+    pending: Pending | None = None
+
+
+def attempt_sentence(event: Event) -> str:
+    """Returns what became of an attempt and of its tuples, in a pipeline with steps; empty for a decision.
+
+    The row names the step as the first words of its message. A row of an earlier version has no tree.
+    """
+    words = {
+        Outcome.ACKED: "was acked" if event.tree is not None else "was acked: all of its tuples were",
+        Outcome.FAILED: "failed",
+        Outcome.DROPPED: "failed and was dropped",
+        Outcome.SKIPPED: "was skipped",
+        Outcome.IN_FLIGHT: "is in flight",
+    }
+    if not event.attempt or event.outcome not in words:
+        return ""
+    message = event.error_message or ""
+    step = message.removeprefix("step ").partition(":")[0] if message.startswith("step ") else SOURCE
+    # The answer from outside, or its lack, has ended such an attempt: this row names no step.
+    of_answer = event.error_class in (ErrorClass.ACK_FAILED, ErrorClass.ACK_TIMEOUT) or message == SKIPPED_IN_TREE
+    place = "" if of_answer else f" in step {step}"
+    if event.outcome is Outcome.IN_FLIGHT:
+        place = f", and was skipped{place}"
+    cause = f"{place}: {event.error_class}" if event.error_class else ""
+    story = f"; {story_text(event.tree)}" if event.tree is not None else ""
+    return f"Attempt {event.attempt} {words[event.outcome]}{cause}{story}."
+
+
+def pending_at(state: PartitionState, offset: int) -> Pending | None:
+    """Returns the state of a pending offset; None if it is not pending."""
+    index = int(index_of_range(np.array([offset], dtype=np.int64), state.pending.ranges)[0])
+    return state.pending[index].value if index >= 0 else None
+
+
+def explain_offset(evidence: OffsetEvidence, now: datetime) -> OffsetExplanation:
+    """Returns what became of an offset."""
+    state, pending, sentence = _state_of(evidence, now)
+    last = evidence.events[-1].epoch if evidence.events else evidence.epoch
+    attempts = max((event.attempt for event in evidence.events if event.epoch == last), default=0)
+    text = f"Offset {evidence.offset} of {evidence.tp} {sentence}"
+    return OffsetExplanation(evidence.offset, state, evidence.events, text, attempts, pending)
+
+
+def _state_of(evidence: OffsetEvidence, now: datetime) -> tuple[str, Pending | None, str]:
+    """Returns the state of the offset, its pending state, and the sentence without its subject."""
+    state = evidence.state
+    if state is None:
+        return OffsetState.NOT_IN_LANE, None, f"is not in the lane {evidence.lane}: it does not have this partition."
+    pending = pending_at(state, evidence.offset)
+    if pending is not None:
+        holder = HeldBy(evidence.offset, pending.kind, pending.attempts, pending.due, pending.error_class)
+        clause = waiting_sentence(holder, now).removeprefix(f"offset {evidence.offset} ")
+        reading = evidence.open_turn
+        made = f" Turn {reading.turn}, which is open, makes it." if reading else ""
+        return OffsetState.PENDING, pending, clause + made
+    if evidence.offset >= state.complete_to:
+        return OffsetState.NOT_READ, None, _unread_sentence(evidence, state)
+    settled, sentence = _settled_state(evidence)
+    return settled, None, sentence
+
+
+def _unread_sentence(evidence: OffsetEvidence, state: PartitionState) -> str:
+    log, terminal = evidence.log, _terminal(evidence.events)
+    before = f" Epoch {terminal.epoch} settled it as {terminal.outcome}." if terminal else ""
+    if evidence.open_turn is not None:
+        reading = evidence.open_turn
+        return f"is in turn {reading.turn}, which run {reading.run_id} has planned and no run has settled yet.{before}"
+    if log is not None and evidence.offset >= log.end:
+        return f"is not written yet, or not readable yet: the log ends at {log.end}.{before}"
+    if log is not None and evidence.offset < log.start:
+        return f"is not read, and retention has taken it: the next run settles it as expired.{before}"
+    return f"is not read yet: the lane has read everything below {state.complete_to}.{before}"
+
+
+def _settled_state(evidence: OffsetEvidence) -> tuple[str, str]:
+    """Returns the state of an offset below `complete_to` that is not pending, and the sentence without its subject.
+
+    The newest epoch decides. Below its start, what an earlier epoch has done still holds.
+    """
+    for epoch in range(evidence.epoch, -1, -1):
+        events = [event for event in evidence.events if event.epoch == epoch]
+        terminal = _terminal(events)
+        if terminal is not None:
+            return terminal.outcome.value, _terminal_sentence(evidence, events, terminal)
+        reading = evidence.read_by
+        if reading is not None and reading.epoch == epoch and not (events and reading.stores_rows):
+            if reading.stores_rows:
+                return OffsetState.GAP, (
+                    f"holds no record: turn {reading.turn} has read past it. It was compacted, belongs to an aborted "
+                    f"transaction, or is a transaction marker."
+                )
+            return OffsetState.WITHOUT_ROW, (
+                f"was settled by turn {reading.turn}, which stored no rows of what succeeded (`record_outcomes: "
+                f"false`): it was acked or skipped, or holds no record."
+            )
+    if evidence.start is not None and evidence.offset < evidence.start:
+        return OffsetState.BELOW_START, f"is below {evidence.start}, where epoch {evidence.epoch} of the lane begins."
+    if evidence.chosen_ranges_only:
+        return OffsetState.NOT_CHOSEN, f"is in no range that the lane {evidence.lane} was to read."
+    return OffsetState.UNEXPLAINED, (
+        "is below what the lane has read, and neither a row nor a plan accounts for it. Check the ledger with "
+        "`python -m ackline.verify`."
+    )
+
+
+def _terminal_sentence(evidence: OffsetEvidence, events: Sequence[Event], terminal: Event) -> str:
+    attempts = max((event.attempt for event in events), default=0)
+    failures = [event for event in events if event.outcome is Outcome.FAILED]
+    what = {
+        Outcome.ACKED: f"was acked at attempt {terminal.attempt}",
+        Outcome.DEAD: f"is dead after {attempts_text(attempts)}",
+        Outcome.SKIPPED: "was skipped" + (" by the handler" if terminal.attempt else ""),
+        Outcome.DROPPED: "failed and was dropped, as the guarantee wants it",
+        Outcome.EXPIRED: "is expired: retention took it first",
+        Outcome.COMPACTED: "was compacted before its retry",
+        Outcome.LOST: "is lost: it was handed out, and no outcome was ever stored",
+    }[terminal.outcome]
+    # The message of a dead row is the number of attempts. The reason is that of the last attempt, if its row is there.
+    last = failures[-1] if failures and failures[-1].error_class else replace(terminal, error_message=None)
+    by_failure = terminal.outcome is Outcome.DEAD or (failures and not terminal.error_class)
+    detail = last if by_failure else terminal
+    cause = ": ".join(filter(None, [detail.error_class, detail.error_message]))
+    cause = f" ({cause})" if cause else ""
+    in_range = f", with all of {terminal.range}" if terminal.range else ""
+    epoch = "" if terminal.epoch == evidence.epoch else f" of epoch {terminal.epoch}"
+    at = f" on {terminal.at:%Y-%m-%d at %H:%M:%S} UTC" if terminal.at else ""
+    return f"{what}{cause}{in_range}. Turn {terminal.turn}{epoch} settled it{at}."
+
+
+def _terminal(events: Sequence[Event]) -> Event | None:
+    return next((event for event in reversed(events) if event.outcome.terminal), None)

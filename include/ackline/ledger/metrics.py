@@ -1,18 +1,10 @@
-"""The metrics of a turn and of its steps. Pure.
-
-What the steps of a pipeline did in one turn, or in several: counts, execute times and the latency of trees. Pure.
-
-The tasks of a turn report it, replay stores it with the report of the turn, and settle copies it into the settlement.
-A turn has one settlement, so a turn that is settled twice counts once.
-
-The metrics of a turn: numbers that show what it did to a partition and in which state it left it.
-
-Pure: the caller passes the clock and the time in.
+"""The metrics of a turn and of its steps: what it did to a partition, and in which state it left it. Pure.
 
 Most numbers follow from the plan, the state and the outcome rows. Only the Spark tasks can count how long they waited
-for records and, if outcomes are not kept as rows, how many records had which outcome. They report it as a `TurnReport`,
-whose text replay stores in the commit of outcomes n. settle stores what these functions compute in the columns
-`metrics` and `totals` of `settlements`.
+for records, what the steps did (counts, execute times, latency of trees) and, if outcomes are not kept as rows, how
+many records had which outcome. They report it as a `TurnReport`, whose text replay stores in the commit of outcomes n.
+settle stores what these functions compute in the columns `metrics` and `totals` of `settlements`. A turn has one
+settlement, so a turn that is settled twice counts once.
 """
 
 import json

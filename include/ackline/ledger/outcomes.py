@@ -1,14 +1,8 @@
-"""Outcomes, the times of records, and rows of the table `outcomes`. Pure.
+"""Outcomes of attempts and of records, and rows of the table `outcomes`: one as a value, and many as columns. Pure.
 
-Outcomes: the result of one attempt at a record, or of the record itself. Pure.
-
-The timestamps of records: which of them are times. Pure.
-
-Kafka takes any 64-bit number as a timestamp, and means milliseconds since 1970. A producer that writes microseconds or
-nanoseconds, or a time before 1970, stores a number that is no time. Such a record is handled like any other, as a
-record without a timestamp.
-
-Rows of the table `outcomes` as the ledger needs them: one as a value, and many as columns. Pure.
+Also the timestamps of records. Kafka takes any 64-bit number as a timestamp, and means milliseconds since 1970. A
+producer that writes microseconds or nanoseconds, or a time before 1970, stores a number that is no time. Such a record
+is handled like any other, as a record without a timestamp.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -145,8 +145,7 @@ def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRang
             f"{tp}: the log ends at {view.log.end}, below {complete_to}, up to which it was read: the "
             f"topic was truncated or recreated. Nothing was read. Find out what happened to the topic, then begin a "
             f"new epoch with `ackline reset`, `--to` {min(view.state.floor, view.log.end)} or earlier",
-            topic=tp.topic,
-            partition=tp.partition,
+            tp=tp,
             offset=view.log.end,
         )
     if not limits.fresh:  # retention is settled by a turn that reads on, and moves no floor in this one

@@ -163,7 +163,7 @@ class Broker(Startable):
             return topic.error is None and len(leaders) == partitions and all(leader > 0 for leader in leaders)
 
         if not wait_until(led, READY_SECONDS):
-            raise FatalError(f"topic {name} got no leader; see {self.log}", topic=name)
+            raise FatalError(f"topic {name} got no leader; see {self.log}")
 
     @property
     def _properties(self) -> Path:

@@ -155,7 +155,6 @@ def produce(bootstrap: str, topic: str, records: Iterable[RecordLine], *, timeou
         raise FatalError(
             f"{topic} at {bootstrap}: {len(refused) + left} of {number} records were not acknowledged"
             + (f": {refused[0]}" if refused else ""),
-            topic=topic,
         )
     return number
 

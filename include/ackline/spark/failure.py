@@ -72,7 +72,7 @@ def _overflow_error(topic: str, partition: str, offset: str) -> FatalError:
         f"{topic}[{partition}]: Spark can't convert the timestamp of the record at offset {offset}, which is too far "
         f"before 1970. At most once starts no turn again: the next run stores what is left of it as `lost`; let the "
         f"producer write milliseconds since 1970",
-        topic=topic, partition=int(partition), offset=int(offset),
+        tp=(topic, int(partition)), offset=int(offset),
     )  # fmt: skip
 
 

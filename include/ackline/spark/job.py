@@ -165,8 +165,7 @@ def check_counts(result: ReplayResult, job: ReplayJob) -> None:
         if not least <= outcomes <= most:
             raise FatalError(
                 f"{tp}: {outcomes} outcomes for {least} to {most} records; nothing was stored",
-                topic=tp.topic,
-                partition=tp.partition,
+                tp=tp,
             )
 
 

@@ -213,8 +213,7 @@ def _skip_targets(adapters: Adapters, views: Views) -> dict[TopicPartition, int]
             raise TooFarBehind(
                 f"{tp}: {name} {first} is {behind} offsets behind the log's end, more than "
                 f"max_offset_behind ({limit.offsets}); raise it, skip, or let the policy be `skip`",
-                topic=tp.topic,
-                partition=tp.partition,
+                tp=tp,
                 offset=first,
             )
         target = int(in_flight.starts.min(initial=view.log.end - limit.offsets))

@@ -1,7 +1,7 @@
 """What the tables hold about one offset, and about the settled turns of a lane.
 
 The evidence about an offset costs a few pruned reads: the rows of the offset, the plans whose fresh range has it, and
-at most one scan of four columns of the settlements. `ackline.ledger.explain_offset` makes sentences of it.
+at most one scan of four columns of the settlements. `ackline.ledger.explain` makes sentences of it.
 
 The newest turns are totals over all partitions. Their reads are bounded, because a lane may have thousands of
 partitions and millions of turns.
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from ackline.ledger.explain_offset import Event, OffsetEvidence, Reading, decode
+from ackline.ledger.explain import Event, OffsetEvidence, Reading, decode
 from ackline.ledger.metrics import StepFigures, figures_over
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.ledger.outcomes import Outcome

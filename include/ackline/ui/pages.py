@@ -14,8 +14,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ackline.ledger.explain import PartitionEvidence, explain_partition, moment_text, span
-from ackline.ledger.explain_offset import OffsetExplanation, story_text
+from ackline.ledger.explain import (
+    OffsetExplanation,
+    PartitionEvidence,
+    explain_partition,
+    moment_text,
+    span,
+    story_text,
+)
 from ackline.ledger.metrics import StepFigures, mean_and_max
 from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.tables.history import TurnTotals

@@ -11,7 +11,7 @@ from typing import Any
 
 from ackline.airflow.connections import use_audit_connection
 from ackline.errors import AcklineError, LedgerError
-from ackline.ledger.explain_offset import OffsetExplanation, explain_offset
+from ackline.ledger.explain import OffsetExplanation, explain_offset
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.outcomes import Outcome

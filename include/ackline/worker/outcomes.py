@@ -40,7 +40,7 @@ class RowOutcome:
     due: int | None = None
     """The deadline of a record in flight, in microseconds since 1970; None without one, and of other outcomes."""
     tree: str | None = None
-    """What became of the record's tuples, as `ackline.ledger.explain_offset` encodes it; None without steps."""
+    """What became of the record's tuples, as `ackline.ledger.explain` encodes it; None without steps."""
 
     def at_row(self, row: int) -> "RowOutcome":
         """Returns this outcome for another row index."""
@@ -52,7 +52,7 @@ class Outcomes:
     """One outcome for each row. `not_acked` holds those that are not acked, sorted by row; every other row is acked.
 
     `handled_at` holds a time for each row, in microseconds since 1970. `calls` counts the records that the handler got.
-    `trees` holds the story of each acked row, as `ackline.ledger.explain_offset` encodes it; None if no row has one.
+    `trees` holds the story of each acked row, as `ackline.ledger.explain` encodes it; None if no row has one.
     """
 
     handled_at: Int64s

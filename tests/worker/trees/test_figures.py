@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ackline.handler import Emit, Hold, Record, Skip, Tier, Tuple
-from ackline.ledger.explain_offset import StepStory, decode
+from ackline.ledger.explain import StepStory, decode
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.worker.files import OutcomeTarget

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ackline.ledger.explain_offset import StepStory, decode
+from ackline.ledger.explain import StepStory, decode
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.outputs import OutputBlock
 from ackline.pipeline.streams import Stream, Translation

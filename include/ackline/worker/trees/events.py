@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ackline.ledger.explain_offset import StepStory, encode
+from ackline.ledger.explain import StepStory, encode
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import NEVER
 from ackline.pipeline.topology import SOURCE_STEP, Topology
