@@ -9,8 +9,8 @@ import pytest
 
 from ackline.actions.actions import perform_action, prepare_action
 from ackline.actions.form import ActionRequest, check_request
+from ackline.actions.perform import choose_targets
 from ackline.actions.report import changes_of
-from ackline.actions.targets import choose_targets
 from ackline.errors import ConfigError, FatalError, GroupBusy, GroupMoved, NewerCommit
 from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.offsets import OffsetRange

@@ -25,7 +25,8 @@ from ackline.airflow.backfill import (
     form_of,
     id_of_run,
 )
-from ackline.backfill.run import backfill_pipeline, find_backfill, run_backfill
+from ackline.backfill.perform import backfill_pipeline
+from ackline.backfill.run import find_backfill, run_backfill
 from ackline.ledger.account import Account
 from ackline.pipeline.arguments import lane_of
 from ackline.pipeline.pipeline import Pipeline

@@ -9,10 +9,10 @@ import pytest
 
 from ackline.actions.actions import perform_action
 from ackline.actions.form import ActionRequest
-from ackline.actions.targets import choose_targets
+from ackline.actions.perform import choose_targets
 from ackline.backfill import run
-from ackline.backfill.plan import plan_backfill
-from ackline.backfill.run import backfill_pipeline
+from ackline.backfill.perform import backfill_pipeline
+from ackline.backfill.run import plan_backfill
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.turns import TurnKind
 from ackline.pipeline.arguments import BackfillArguments, PartitionChoice

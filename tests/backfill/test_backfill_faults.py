@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ackline.actions.actions import perform_action
 from ackline.actions.dead import diff_lanes
 from ackline.backfill import run
-from ackline.backfill.plan import plan_backfill
-from ackline.backfill.report import backfill_object
+from ackline.backfill.perform import backfill_object
+from ackline.backfill.run import plan_backfill
 from ackline.errors import FatalError, TopicChanged, TransientError
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.turns import LIVE, Settlement, TurnKind

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ackline.actions import actions, adopt_ledger, void
 from ackline.backfill import run as backfill
 from ackline.backfill.choose import choose_offsets
-from ackline.backfill.run import backfill_pipeline
+from ackline.backfill.perform import backfill_pipeline
 from ackline.errors import ConfigError
 from ackline.lane.plans import Targets
 from ackline.ledger.offsets import TopicPartition

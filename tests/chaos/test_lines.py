@@ -17,14 +17,14 @@ from ackline.dead_letters import send
 from ackline.lane import claim, commit
 from ackline.ledger import fold, planning
 from ackline.ledger.fold import PendingKind
-from ackline.steps import decide, plan, replay, run, run_plan, settle, take_turn
+from ackline.steps import decide, plan, replay, run, run_plan, settle
 from tests.chaos.account import Policy, Rules
 from tests.chaos.oracle import Oracle
 from tests.support.actor import Actor, Killed
 from tests.support.memory import BEFORE, GroupCommit, HandlerCall, Hook, TableCommit
 from tests.support.memory_lane import DEAD, FAILS, FAILS_ONCE, GROUP, OK, TP, MemoryLane
 
-STEPS = (take_turn, plan, run_plan, replay, settle, commit, decide, send, claim, run)
+STEPS = (plan, run_plan, replay, settle, commit, decide, send, claim, run)
 KILLED_IN = {str(Path(str(module.__file__)).resolve()) for module in (*STEPS, fold, planning)}
 """The files at whose lines a process is killed: the steps, and the pure rules that they call."""
 

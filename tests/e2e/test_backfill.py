@@ -7,8 +7,8 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from ackline.backfill.plan import plan_backfill
-from ackline.backfill.run import backfill_pipeline, find_backfill
+from ackline.backfill.perform import backfill_pipeline
+from ackline.backfill.run import find_backfill, plan_backfill
 from ackline.lane.adapters import open_adapters
 from ackline.pipeline.arguments import lane_of
 from ackline.verify.check import Sources, check

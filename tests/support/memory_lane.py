@@ -14,7 +14,7 @@ from ackline.actions import void as operator_void
 from ackline.actions.void import ClosedTurn
 from ackline.backfill import run as backfill
 from ackline.backfill.choose import Choice, choose_offsets
-from ackline.backfill.run import backfill_pipeline
+from ackline.backfill.perform import backfill_pipeline
 from ackline.errors import AcklineError
 from ackline.lane.commit import CommitResult
 from ackline.ledger.account import Account

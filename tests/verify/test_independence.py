@@ -25,7 +25,7 @@ def imported_names(path: Path) -> set[str]:
 def test_no_module_imports_ackline_other_than_ackline_verify() -> None:
     assert "check.py" in {path.name for path in MODULES}
     names = {name for path in MODULES for name in imported_names(path)}
-    assert "ackline.verify.judge_calls.judge_calls" in names
+    assert "ackline.verify.judge_endings.judge_calls" in names
     assert [n for n in names if n.partition(".")[0] == "ackline" and not n.startswith("ackline.verify.")] == []
     third_party = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"ackline"}
     assert third_party == {"confluent_kafka", "deltalake", "numpy", "pyarrow"}

@@ -24,8 +24,8 @@ from ackline.lane.plans import MOVES, Targets, action_plan, check_clock, check_s
 from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.outputs.turn import publish_settled
+from ackline.steps.plan import take_turn
 from ackline.steps.settle import settle_turn
-from ackline.steps.take_turn import take_turn
 
 Choose = Callable[[Settlement], Targets]
 """The targets of an action, given the lane as it is when the action takes its turn."""

@@ -16,13 +16,7 @@ The first is the genesis of the lane, in one fenced commit; the others are a ski
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ackline.actions.actions import (
-    PreparedAction,
-    commit_or_reason,
-    open_turn_error,
-    perform_action,
-    prepare_action,
-)
+from ackline.actions.actions import PreparedAction, commit_or_reason, open_turn_error, perform_action, prepare_action
 from ackline.errors import ConfigError, FatalError, GroupMoved, NewerCommit
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import commit_metadata_of

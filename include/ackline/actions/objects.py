@@ -1,7 +1,7 @@
 """The JSON objects of runs, turns, actions and backfills: one type each, whose fields are the keys.
 
 A command prints an object with `--json`, and the DAG's task returns it as XCom. They can't differ in a key, because
-both have it from here, or from `status`, `explain` or `report` of this room, or from `ackline.backfill.report`. The
+both have it from here, or from `status`, `explain` or `report` of this room, or from `ackline.backfill.perform`. The
 keys are a public format. No object holds a secret, and only that of a dead letter holds a payload, where it is wanted.
 """
 

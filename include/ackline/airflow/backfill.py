@@ -44,7 +44,7 @@ from ackline.pipeline.pipeline import Pipeline
 from ackline.scrub import scrub
 
 if TYPE_CHECKING:
-    from ackline.backfill.report import AccountObject
+    from ackline.backfill.perform import AccountObject
     from ackline.backfill.run import Backfill
     from ackline.lane.adapters import Adapters
     from ackline.pipeline.arguments import BackfillArguments
@@ -119,8 +119,8 @@ class BeginBackfillOperator(PipelineOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Choose the offsets and store them. Imports the handler first, so that no lane begins that can't be run."""
         with noted_reason(context), airflow_errors():
-            from ackline.backfill.perform import lane_arguments
-            from ackline.backfill.run import backfill_pipeline, find_backfill
+            from ackline.backfill.perform import backfill_pipeline, lane_arguments
+            from ackline.backfill.run import find_backfill
             from ackline.kafka.config import java_properties
             from ackline.pipeline.folder import make_handlers_importable
             from ackline.pipeline.functions import check_functions
@@ -199,7 +199,7 @@ class ReplayBackfillOperator(ReplayOperator):
 
     def _finish(self, context: Context, form: BackfillRequest, backfill: "Backfill") -> dict[str, Any]:
         """Returns the account of a lane that is settled, or logs it and waits for the next due time."""
-        from ackline.backfill.report import account_object, account_text
+        from ackline.backfill.perform import account_object, account_text
 
         account, now = backfill.account, self._now(context)
         text = account_text(self.pipeline.name, form.lane, account, now)

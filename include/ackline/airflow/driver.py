@@ -118,7 +118,8 @@ def take_turns(
     Raises TransientError if another process replays the turn: the driver never waits, because it has a worker and the
     memory of a JVM, and its task has waited before it started the driver. Raises FatalError if the lane has not begun.
     """
-    from ackline.backfill.run import backfill_pipeline, find_backfill, run_backfill
+    from ackline.backfill.perform import backfill_pipeline
+    from ackline.backfill.run import find_backfill, run_backfill
     from ackline.lane.adapters import open_adapters
     from ackline.lane.lease import WhenHeld
     from ackline.pipeline.folder import load_pipeline, make_handlers_importable, pipelines_folder

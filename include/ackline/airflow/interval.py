@@ -237,7 +237,7 @@ class IntervalPlan:
         return run_prefix(self.interval, run.start_date)
 
     def _opened(self) -> AbstractContextManager["Adapters"]:
-        from ackline.backfill.run import backfill_pipeline
+        from ackline.backfill.perform import backfill_pipeline
 
         pipeline = backfill_pipeline(self.pipeline, self.interval.arguments)
         return opened(pipeline, self.context, lane=self.interval.lane)
@@ -287,7 +287,7 @@ class IntervalPlan:
 
     def _end(self, text: str, adapters: "Adapters") -> NoReturn:
         """Ends the task as successful, with the account of the lane as its result, and skips the tasks after it."""
-        from ackline.backfill.report import account_object, account_text
+        from ackline.backfill.perform import account_object, account_text
 
         stored, lane = _find(adapters), self.interval.lane
         if stored is not None:

@@ -1,22 +1,221 @@
-"""How a backfill is begun or resumed: the command and the DAG `backfill__NAME` do these steps, each with its own
-confirmation between `prepare` and `begin_prepared`."""
+"""How a backfill is begun or resumed, and what is shown of it: JSON for a program, and text.
 
+The command and the DAG `backfill__NAME` do these steps, each with its own confirmation between `prepare` and
+`begin_prepared`.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
+from ackline.actions.objects import JsonObject, PartitionObject, RangeObject, Time
 from ackline.backfill.choose import Choice, choose_offsets
 from ackline.backfill.form import BackfillRequest
-from ackline.backfill.report import PreparedObject, account_text, choice_text, prepared_object
-from ackline.backfill.run import (
-    Backfill,
-    account_of_choice,
-    begin,
-    check_epoch_before_is_settled,
-    find_backfill,
-)
+from ackline.backfill.run import Backfill, account_of_choice, begin, check_epoch_before_is_settled, find_backfill
 from ackline.errors import ConfigError
 from ackline.lane.adapters import Adapters
-from ackline.ledger.account import Account
-from ackline.pipeline.arguments import BackfillArguments, check_same
+from ackline.ledger.account import UNREAD, Account
+from ackline.ledger.offsets import OffsetRange, TopicPartition, count
+from ackline.pipeline.arguments import BackfillArguments, check_same, id_of
+from ackline.pipeline.keys import DeadLetterBlock
+from ackline.pipeline.pipeline import Pipeline
+
+MOST_RANGES = 20
+"""How many ranges a person is shown."""
+
+
+class AskedObject(JsonObject):
+    """What a lane was asked to read."""
+
+    offsets: int
+    ranges: tuple[RangeObject, ...]
+
+
+class AccountObject(JsonObject):
+    """The account of a lane: what was asked, and what has become of each offset."""
+
+    id: str
+    lane: str
+    epoch: int
+    settled: bool
+    asked: AskedObject
+    outcomes: dict[str, int]
+    gaps: int
+    pending: dict[str, int]
+    next_due: Time | None
+
+
+class GoneObject(RangeObject):
+    """Offsets that were chosen and can't be read any more."""
+
+    why: str
+
+
+class OpenEndObject(PartitionObject):
+    """A partition without a record at or after `--to`: it is read up to its log end."""
+
+    end: int
+
+
+class PreparedObject(AccountObject):
+    """A lane before anything of it is read, and what its choice has found; nothing for a lane that has begun."""
+
+    dry_run: bool
+    gone: tuple[GoneObject, ...] = ()
+    open_end: tuple[OpenEndObject, ...] = ()
+    acked_before: int | None = None
+    """How many of the offsets an earlier backfill has acked."""
+
+
+class BackfillObject(AccountObject):
+    """A lane as `ackline backfill --list` prints it."""
+
+    began_at: Time
+    actor: str
+    reason: str
+    arguments: str
+
+
+def account_object(lane: str, epoch: int, account: Account) -> AccountObject:
+    """Returns the account of a lane as an object."""
+    return AccountObject(**_account(lane, epoch, account))
+
+
+def _account(lane: str, epoch: int, account: Account) -> dict[str, Any]:
+    asked = [_range(tp, part) for tp, ranges in sorted(account.asked.items()) for part in ranges]
+    return {
+        "id": id_of(lane),
+        "lane": lane,
+        "epoch": epoch,
+        "settled": account.settled,
+        "asked": AskedObject(offsets=account.offsets, ranges=tuple(RangeObject(**part) for part in asked)),
+        "outcomes": dict(account.outcomes),
+        "gaps": account.gaps,
+        "pending": {str(kind): number for kind, number in account.pending.items()},
+        "next_due": account.next_due,
+    }
+
+
+def _range(tp: TopicPartition, part: OffsetRange) -> dict[str, Any]:
+    return {"topic": tp.topic, "partition": tp.partition, "start": part.start, "end": part.end}
+
+
+def prepared_object(lane: str, epoch: int, account: Account, choice: Choice | None, dry_run: bool) -> PreparedObject:
+    """Returns a lane that has begun, or with `choice` what it would begin with, as an object."""
+    if choice is None:
+        return PreparedObject(**_account(lane, epoch, account), dry_run=dry_run)
+    gone = sorted(choice.gone, key=lambda gone: (gone.tp, gone.offsets))
+    ends = sorted(choice.open_ends.items())
+    return PreparedObject(
+        **_account(lane, epoch, account),
+        dry_run=dry_run,
+        gone=tuple(GoneObject(**_range(each.tp, each.offsets), why=each.why) for each in gone),
+        open_end=tuple(OpenEndObject(topic=tp.topic, partition=tp.partition, end=end) for tp, end in ends),
+        acked_before=choice.acked_before,
+    )
+
+
+def backfill_object(backfill: Backfill) -> BackfillObject:
+    """Returns a lane as `--list` prints it."""
+    turn, genesis = backfill.genesis.turn, backfill.genesis
+    return BackfillObject(
+        **_account(turn.lane, turn.epoch, backfill.account),
+        began_at=genesis.settled_at,
+        actor=genesis.actor,
+        reason=genesis.reason,
+        arguments=backfill.arguments.shown(),
+    )
+
+
+def choice_text(name: str, backfill_id: str, choice: Choice, confirm_above: int) -> str:
+    """Returns what a new backfill would do, for a person."""
+    if not choice.partitions:
+        return "\n".join([f"Nothing matches: backfill {backfill_id} of {name} would read no offset.", *_gone(choice)])
+    partitions = len(choice.partitions)
+    where = f"{partitions:,} partition{'s' * (partitions != 1)}"
+    lines = [f"Backfill {backfill_id} of {name} would read {choice.offsets:,} offsets of {where} again:"]
+    lines += _ranges({tp: chosen.every for tp, chosen in choice.partitions.items()})
+    for tp, end in sorted(choice.open_ends.items()):
+        lines.append(f"{tp} has no record at or after --to yet: it is read up to its log end, {end}.")
+    lines += _gone(choice)
+    if choice.acked_before:
+        lines.append(f"{choice.acked_before:,} of them were acked by an earlier backfill.")
+    if choice.offsets > confirm_above:
+        lines.append(f"This is more than `backfill.confirm_above` ({confirm_above:,}).")
+    return "\n".join(lines)
+
+
+def _gone(choice: Choice) -> list[str]:
+    by_reason: dict[str, list[OffsetRange]] = {}
+    for gone in choice.gone:
+        by_reason.setdefault(f"{gone.tp}, {gone.why}", []).append(gone.offsets)
+    return [
+        f"{count(ranges):,} offsets can't be read any more ({reason}): {_joined(ranges)}."
+        for reason, ranges in sorted(by_reason.items())
+    ]
+
+
+def _joined(ranges: list[OffsetRange]) -> str:
+    more = f" and {len(ranges) - MOST_RANGES:,} more ranges" if len(ranges) > MOST_RANGES else ""
+    return ", ".join(map(str, ranges[:MOST_RANGES])) + more
+
+
+def _ranges(asked: Mapping[TopicPartition, Iterable[OffsetRange]]) -> list[str]:
+    lines = [f"  {tp} {part}" for tp, ranges in sorted(asked.items()) for part in ranges]
+    more = [f"  and {len(lines) - MOST_RANGES:,} more ranges"] if len(lines) > MOST_RANGES else []
+    return lines[:MOST_RANGES] + more
+
+
+def account_text(name: str, lane: str, account: Account, now: datetime) -> str:
+    """Returns the account of a lane for a person, and when to come back if it is not settled."""
+    outcomes = [f"{number:,} {word}" for word, number in sorted(account.outcomes.items())]
+    gaps = [f"{account.gaps:,} gaps"] if account.gaps else []
+    words = {UNREAD: "unread", "retry": "waiting for a retry", "dead_letter": "waiting for a dead letter"}
+    pending = [f"{number:,} {words.get(kind, kind)}" for kind, number in account.pending.items() if number]
+    what = ", ".join([*outcomes, *gaps, *pending]) or "nothing"
+    text = f"Backfill {id_of(lane)} of {name}: {account.offsets:,} offsets asked = {what}."
+    if account.settled:
+        return f"{text} It is settled."
+    due = account.next_due
+    when = f"at {due.isoformat(timespec='seconds')}" if due is not None and due > now else "now"
+    return f"{text} Go on {when} with `ackline backfill {name} --id {id_of(lane)} --yes`."
+
+
+def backfill_pipeline(pipeline: Pipeline, arguments: BackfillArguments, max_rate: int | None = None) -> Pipeline:
+    """Returns the settings of a backfill lane.
+
+    Each outcome becomes a row, because the account of the lane and `ackline diff` count rows. What retention took is
+    recorded: it was shown before the backfill began. Another handler takes the place of the file's `handler` and
+    `streams`, and keeps its `decode` and `filter`. Raises ConfigError for a handler that is not in the allow-list, and
+    for a dead-letter topic that the pipeline reads.
+    """
+    changes: dict[str, object] = {"record_outcomes": True, "on_expired": "record", "max_offset_behind": None}
+    if max_rate is not None:
+        changes["max_rate"] = max_rate
+    if arguments.handler is not None:
+        _check_allowed(pipeline, arguments.handler)
+        changes |= {"handler": arguments.handler, "streams": None}
+    if arguments.dead_letter is not None:
+        topic = arguments.dead_letter
+        if topic != "none" and pipeline.kafka.subscribes_to_topic(topic):
+            raise ConfigError(
+                f"--dead-letter {topic}: the pipeline reads this topic, so it would read its dead letters again; name "
+                f"another topic",
+                key="--dead-letter",
+            )
+        changes["dead_letter"] = "none" if topic == "none" else DeadLetterBlock(topic=topic)
+    return pipeline.model_copy(update=changes)
+
+
+def _check_allowed(pipeline: Pipeline, handler: str) -> None:
+    allowed = [*pipeline.handlers, *pipeline.backfill.handlers]
+    if handler not in allowed:
+        raise ConfigError(
+            f"--handler {handler} is not allowed: add it to `backfill.handlers` of pipeline {pipeline.name}; allowed "
+            f"are {', '.join(dict.fromkeys(allowed))}",
+            key="--handler",
+        )
 
 
 @dataclass(frozen=True, slots=True)

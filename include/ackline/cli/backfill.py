@@ -15,9 +15,18 @@ from typing import Annotated, Any
 import typer
 
 from ackline.backfill.form import BackfillRequest, request_of
-from ackline.backfill.perform import PreparedBackfill, begin_prepared, lane_arguments, prepare
-from ackline.backfill.report import account_object, account_text, backfill_object, prepared_object
-from ackline.backfill.run import Backfill, backfill_pipeline, backfills, cancel, find_backfill, run_backfill
+from ackline.backfill.perform import (
+    PreparedBackfill,
+    account_object,
+    account_text,
+    backfill_object,
+    backfill_pipeline,
+    begin_prepared,
+    lane_arguments,
+    prepare,
+    prepared_object,
+)
+from ackline.backfill.run import Backfill, backfills, cancel, find_backfill, run_backfill
 from ackline.cli import formats, tables
 from ackline.cli.options import (
     DryRun,

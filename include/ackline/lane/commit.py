@@ -7,7 +7,7 @@ makes the same commit. A crash after it costs nothing either, because committing
 
 Every write of a turn is fenced by the turn's number, and no lock keeps two processes from the same lane. A step that
 loses a number has stored nothing: it reads the ledger anew in another of its `Rounds`, and goes on from what the other
-process has stored. `ackline.steps.take_turn` takes a turn in such rounds, and the group is committed in them.
+process has stored. `ackline.steps.plan` takes a turn in such rounds, and the group is committed in them.
 
 A ledger that is adopted as an older copy gets an id of its own. Two copies of a ledger that both go on have different
 turns under the same numbers. Commit metadata names a ledger by its id, so with one id neither copy could tell the

@@ -13,8 +13,7 @@ from confluent_kafka import KafkaException
 
 from ackline.verify import judge_endings, judge_floors, judge_outcomes, judge_turns
 from ackline.verify.evidence import DeadLetter, Evidence, Findings, Log, OutputTable, TopicPartition, Unreadable
-from ackline.verify.judge_calls import calls_by_partition, judge_calls
-from ackline.verify.judge_endings import judge_dead_letters
+from ackline.verify.judge_endings import calls_by_partition, judge_calls, judge_dead_letters
 from ackline.verify.judge_floors import judge_commits
 from ackline.verify.judge_outputs import judge_outputs, not_judged
 from ackline.verify.judge_turns import judge_settled
