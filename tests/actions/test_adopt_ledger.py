@@ -18,14 +18,11 @@ from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.steps.plan import preview
+from tests.support.actor import Killed
 from tests.support.memory import AFTER, BEFORE
 from tests.support.memory_lane import AT_MOST_ONCE, FAILS, OK, PAYMENTS, TP, TP1, MemoryLane
 
 LATER = {"initial_delay": "1h", "period": "1h"}
-
-
-class Killed(BaseException):
-    """The process was killed."""
 
 
 STARTS = ["earliest", "latest", "timestamp", "uncommitted_earliest", "uncommitted_latest", "uncommitted_timestamp"]
@@ -205,10 +202,7 @@ def test_i9_an_adoption_that_is_killed_at_a_write_is_done_by_repeating_it_or_by_
     before = lane.state() if returns else None
     lane.move_group(TP, 2, own(lane, 9) if folder == "older copy" else other())
 
-    def die() -> None:
-        raise Killed
-
-    lane.strike(write, die, when)
+    lane.die(write, when)
     with contextlib.suppress(Killed):  # a new ledger takes no plan and no decisions
         adopt_ledger(lane.adapters(), "x")
     lane._strikes.clear()
@@ -228,10 +222,7 @@ def test_i9_once_the_plan_of_an_adoption_is_stored_the_next_run_finishes_it_and_
     before, ledger = lane.state(), lane.adapters().store.ledger_id()
     lane.move_group(TP, 2, own(lane, 9))
 
-    def die() -> None:
-        raise Killed
-
-    lane.strike(strike[0], die, strike[1])
+    lane.die(*strike)
     with pytest.raises(Killed):
         adopt_ledger(lane.adapters(), "restored from a backup")
     lane.run()

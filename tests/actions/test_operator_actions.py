@@ -20,6 +20,7 @@ from ackline.pipeline.arguments import PartitionChoice
 from ackline.verify.check import judge
 from tests.chaos.config import Config
 from tests.chaos.evidence import evidence_of
+from tests.support.actor import Killed
 from tests.support.memory import AFTER, BEFORE
 from tests.support.memory_lane import DEAD, FAILS, FAILS_ONCE, GROUP, NOON, OK, PAYMENTS, TP, TP1, MemoryLane
 
@@ -139,11 +140,8 @@ def test_i9_an_action_on_single_records_is_finished_by_the_next_run_wherever_its
 ) -> None:
     lane = MemoryLane(OK, FAILS_ONCE, OK, retry=LATER).after_run()
 
-    def die() -> None:
-        raise KeyboardInterrupt
-
-    lane.strike(write, die, when)
-    with pytest.raises(KeyboardInterrupt):
+    lane.die(write, when)
+    with pytest.raises(Killed):
         request(lane, kind, offsets=OffsetRange(1, 2))
     lane.world.now += timedelta(minutes=1)
     stored = (write, when) != ("plan", BEFORE)

@@ -191,16 +191,12 @@ def test_i1_the_end_of_a_waived_turn_is_not_committed() -> None:
 @pytest.mark.parametrize("kind", [TurnKind.SKIP, TurnKind.PAUSE, TurnKind.RESET])
 def test_an_open_operator_action_is_settled_and_never_void(kind: TurnKind) -> None:
     lane = MemoryLane(OK, OK, OK).after_run()
-    lane.strike("decisions", kill, BEFORE)
+    lane.die("decisions", BEFORE)
     with pytest.raises(Killed):
         lane.perform(kind, {TP: 3})
     assert void(lane).consequence is Consequence.SETTLED
     assert kind in lane.kinds()
     assert TurnKind.VOID not in lane.kinds()
-
-
-def kill() -> None:
-    raise Killed
 
 
 def test_with_no_turn_open_there_is_nothing_to_void() -> None:
@@ -241,9 +237,6 @@ def test_a_void_stops_naming_the_lost_files_of_its_turn_after_its_settlement(gua
     assert operations.index("settlement") < operations.index("files")
     lane.run()
     assert (lane.offsets(), lane.committed()) == ([0, 1, 0, 1], 2)
-
-
-# ---- turns that cannot be carried out -------------------------------------------------------------------------------
 
 
 def no_proof(lane: MemoryLane) -> None:

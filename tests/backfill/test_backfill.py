@@ -139,9 +139,6 @@ def test_a_backfill_lane_is_never_reset() -> None:
         perform_action(lane.adapters(), TurnKind.RESET, lambda _: {TP: 0}, "again")
 
 
-# ---- what a lane reads and counts -----------------------------------------------------------------------------------
-
-
 def test_a_lane_reads_its_ranges_and_nothing_between_them() -> None:
     live = settled_lane(*[OK] * 10)
     lane = MemoryBackfill(live, "b", "orders:0:1-3", "orders:0:6-8")
@@ -260,9 +257,6 @@ def test_a_policy_without_a_limit_and_without_a_delay_ends_the_run() -> None:
     live = MemoryLane(OK, FAILS, retry={"initial_delay": "0s", "period": "0s", "max_retries": "forever"})
     lane = MemoryBackfill(live, "b", "orders")
     assert lane.run().pending["retry"] == 1
-
-
-# ---- settings -------------------------------------------------------------------------------------------------------
 
 
 def pipeline(**settings: object) -> Pipeline:

@@ -20,6 +20,7 @@ from ackline.backfill.run import plan_backfill
 from ackline.errors import FatalError, TopicChanged, TransientError
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.turns import LIVE, Settlement, TurnKind
+from tests.support.actor import Killed
 from tests.support.memory import AFTER, BEFORE
 from tests.support.memory_adapters import MemoryAdapters, no_session
 from tests.support.memory_lane import (
@@ -71,10 +72,6 @@ def test_a_partition_without_leader_waits_and_the_others_are_read() -> None:
     assert lane.run().pending["unread"] == 1
     live.log(TP1).has_leader = True
     assert lane.run().settled
-
-
-class Killed(Exception):
-    """The process has died."""
 
 
 Begun = Callable[[str], tuple[MemoryBackfill, Callable[[MemoryAdapters], object]]]
@@ -172,14 +169,7 @@ def test_s72_in_any_history_each_offset_that_was_asked_for_is_counted_once(
     assert account.gaps == len(asked - set(lane.ended()))
 
 
-# ---- epochs ---------------------------------------------------------------------------------------------------------
-
-
 RETRY = {"initial_delay": "1m", "max_retries": 1}
-
-
-def kill() -> None:
-    raise Killed
 
 
 def handled_lane(*values: bytes, **settings: Any) -> tuple[MemoryLane, MemoryBackfill]:
@@ -271,7 +261,7 @@ def test_no_epoch_begins_before_the_one_before_it_is_settled() -> None:
 def test_an_open_turn_of_the_epoch_before_refuses_a_new_one() -> None:
     """An action on a settled lane that was killed between its plan and its settlement leaves such a turn."""
     live, lane = handled_lane(OK)
-    live.strike("plan", kill, AFTER)
+    live.die("plan", AFTER)
     with pytest.raises(Killed):
         perform_action(lane.adapters(), TurnKind.PAUSE, lambda newest: dict.fromkeys(newest.partitions, 0), "no")
     with pytest.raises(FatalError, match="is not settled"):
@@ -311,7 +301,7 @@ def _killer(point: int, reached: list[str]) -> Callable[[str, str], None]:
         if when in (BEFORE, AFTER):
             reached.append(f"{operation} {when}")
             if len(reached) == point:
-                raise Killed(reached[-1])
+                raise Killed
 
     return hook
 

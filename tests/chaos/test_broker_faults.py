@@ -103,9 +103,6 @@ def test_fault_28_a_letter_that_is_not_confirmed_stays_pending_and_is_sent_again
     lane.judge(settled=True)
 
 
-# ---- the broker is bounced ------------------------------------------------------------------------------------------
-
-
 MANY = 24_000
 """Records of a kilobyte; together they are more than two of the batches that Spark gives to a handler."""
 

@@ -169,9 +169,6 @@ def test_i7_under_at_most_once_no_call_of_a_step_is_made_twice(lab: MakeLab, iso
     assert lane.committed() == 4
 
 
-# ---- invalid answers ------------------------------------------------------------------------------------------------
-
-
 INVALID = ["one_too_few", "one_too_many", "nulls", "foreign_offsets"]
 
 

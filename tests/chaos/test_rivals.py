@@ -200,9 +200,6 @@ def test_a_commit_whose_answer_is_lost_is_made_again(lab: MakeLab, monkeypatch: 
     lane.judge(settled=True)
 
 
-# ---- turns that were left open --------------------------------------------------------------------------------------
-
-
 WEEK = 7 * 24 * 3600
 
 

@@ -326,9 +326,6 @@ def test_s45_a_log_that_grows_while_it_is_skipped_is_read_all_the_same(monkeypat
     assert {tp for tp, _ in all_calls(lane)} == {TP, PAYMENTS}
 
 
-# ---- broken invariants ----------------------------------------------------------------------------------------------
-
-
 def test_a_void_turn_remembers_that_its_plan_met_a_commit_of_ours() -> None:
     """Otherwise a commit overwrites a group that was moved back to where the lane once started (S36)."""
     lane = MemoryLane(*[OK] * 4, dead_letter="none", max_records_per_run=1)

@@ -10,6 +10,7 @@ from ackline.ledger.fold import PendingKind
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import AckPosition, TurnKind
 from ackline.pipeline.warnings import TopicPolicy
+from tests.support.actor import Killed
 from tests.support.memory_lane import ACKS, DEAD, NOON, OK, TP, WAITS, AnsweredLane, MemoryBackfill, in_flight
 
 
@@ -18,8 +19,8 @@ def test_i11_a_repeated_settle_takes_the_end_of_the_answers_from_the_stored_deci
     lane.answer(0)
     lane.plan()
     lane.replay()
-    lane.strike("decisions", lambda: (_ for _ in ()).throw(KeyboardInterrupt()), "after")
-    with pytest.raises(KeyboardInterrupt):
+    lane.die("decisions", "after")
+    with pytest.raises(Killed):
         lane.settle()
     lane.answer(1)
     lane.at(60)
@@ -200,9 +201,6 @@ def test_an_answer_is_not_sent_to_a_topic_that_the_lane_does_not_read(is_open: b
     assert send_answer(lane.adapters(), [token], "ack") == "acks"
 
 
-# ---- the topic is deleted for good ----------------------------------------------------------------------------------
-
-
 RESET = "take `ack_topic` out of the file and begin a new epoch with `ackline reset lane --to floor"
 
 
@@ -245,9 +243,9 @@ def test_a_cancel_names_the_void_of_its_lane_and_then_works() -> None:
     live = AnsweredLane(WAITS, WAITS)
     lane = MemoryBackfill(live, "b", "orders")
     lane.begin()
-    killed = lane.adapters(hook=die_at_decisions)
+    live.die("decisions", "before")
     with pytest.raises(Killed):
-        lane.run(killed)
+        lane.run()
     live.world.delete_topic("acks")
     with pytest.raises(ConfigError, match="close it with `ackline void lane --lane backfill-b --reason"):
         lane.cancel()
@@ -264,18 +262,6 @@ def test_a_run_of_a_backfill_names_its_cancel_which_works() -> None:
     with pytest.raises(ConfigError, match="end the backfill with `ackline backfill lane --cancel b`"):
         lane.run()
     assert lane.cancel().outcomes == {"skipped": 2}
-
-
-class Killed(BaseException):
-    """Ends a process."""
-
-
-def die_at_decisions(operation: str, when: str) -> None:
-    if (operation, when) == ("decisions", "before"):
-        raise Killed
-
-
-# ---- answers that are lost or can't be shown ------------------------------------------------------------------------
 
 
 ACKS1 = TopicPartition("acks", 1)

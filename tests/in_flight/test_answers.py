@@ -19,6 +19,7 @@ from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import PendingKind, PendingRuns, PendingState, microseconds
 from ackline.steps.replay import job_of
 from ackline.tables.rows import decision_rows
+from tests.support.actor import Killed
 from tests.support.memory_lane import NOON, OK, TP, WAITS, AnsweredLane, MemoryBackfill, in_flight
 
 
@@ -198,8 +199,8 @@ def test_without_a_dead_letter_topic_an_answer_in_the_turn_of_the_only_attempt_m
 @pytest.mark.parametrize(("when", "outcome"), [("before", "acked"), ("after", "dead")])
 def test_without_a_dead_letter_topic_an_ack_counts_until_the_decision_is_stored(when: str, outcome: str) -> None:
     lane = AnsweredLane(WAITS, dead_letter="none", retry={"max_retries": 0}).after_run()
-    lane.at(11).strike("decisions", lambda: (_ for _ in ()).throw(KeyboardInterrupt()), when)
-    with pytest.raises(KeyboardInterrupt):
+    lane.at(11).die("decisions", when)
+    with pytest.raises(Killed):
         lane.run()
     lane.answer(0)
     lane.run()
@@ -215,10 +216,10 @@ def test_s69_a_run_killed_at_any_write_leaves_one_outcome_a_record(operation: st
     lane.early = lambda record: lane.answer(record.offset) if record.offset == 0 else None
     deaths = 0
     for second in (0, 1, 11):
-        lane.at(second).strike(operation, lambda: (_ for _ in ()).throw(KeyboardInterrupt()), when)
+        lane.at(second).die(operation, when)
         try:
             lane.run()
-        except KeyboardInterrupt:
+        except Killed:
             deaths += 1
     assert deaths >= 2  # where the strike comes after the write, the run that adopts the turn writes nothing there
     lane.spare()
@@ -274,9 +275,6 @@ def test_a_token_is_signed_with_the_topic_id_of_its_partition_beside_a_parked_on
     token = parse_token(signer.token(*TP, 0, 1))
     assert token is not None
     assert token.is_signed(adapters.token_keys or (), adapters.store.ledger_id(), plan.partitions[TP].topic_id)
-
-
-# ---- many records ---------------------------------------------------------------------------------------------------
 
 
 RECORDS = 40_000

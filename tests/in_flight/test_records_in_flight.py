@@ -194,9 +194,6 @@ def test_an_ack_of_a_record_with_a_skipped_tree_skips_it_and_a_renewal_keeps_tha
     assert (skipped.error_class, skipped.reason) == ("Skip", SKIPPED_IN_TREE)
 
 
-# ---- adopting a ledger ----------------------------------------------------------------------------------------------
-
-
 def copied(lane: AnsweredLane) -> AnsweredLane:
     """The lane, whose group a newer copy of its ledger has committed."""
     lane.run()

@@ -143,9 +143,6 @@ class PureLane:
         self.logs[tp] = self.logs[tp]._replace(end=end)
 
 
-# ---- the naive ledger -----------------------------------------------------------------------------------------------
-
-
 TERMINAL = {
     Outcome.ACKED, Outcome.SKIPPED, Outcome.DROPPED, Outcome.DEAD, Outcome.EXPIRED, Outcome.COMPACTED, Outcome.LOST,
 }  # fmt: skip

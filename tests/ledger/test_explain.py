@@ -111,9 +111,6 @@ def test_a_duration_is_shown_in_its_largest_unit() -> None:
     assert spans == ["1 second", "90 seconds", "2 minutes", "2 hours", "2 days"]
 
 
-# ---- one offset -----------------------------------------------------------------------------------------------------
-
-
 STORY = {"price": StepStory(3, 1, 1), "total": StepStory(2, 0, 0)}
 
 

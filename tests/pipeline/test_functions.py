@@ -122,9 +122,6 @@ def steps(handler: str) -> Topology:
     return topology([StepBlock(name="price", handler=handler, input=["source"])])
 
 
-# ---- partition filters ----------------------------------------------------------------------------------------------
-
-
 MODULE = "tests.pipeline.filters"
 CHOSEN = ("[orders]", f"[orders]\n  partition_filter: {MODULE}:chosen")
 

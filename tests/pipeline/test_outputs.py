@@ -50,9 +50,6 @@ def test_a_uri_that_may_name_another_folder_than_it_seems_to_is_refused(written:
         OutputBlock.model_validate({"from": "source", "table": written})
 
 
-# ---- columns --------------------------------------------------------------------------------------------------------
-
-
 TYPES = ["string", "long", "double", "boolean", "binary", "timestamp", "decimal(10,2)"]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 VALUES = st.one_of(

@@ -88,9 +88,6 @@ def test_records_in_flight_have_thirty_seconds_unless_the_file_says_otherwise(wr
     assert none.settings()["in_flight"] == {"timeout": "none", "max": 5}
 
 
-# ---- the block kafka ------------------------------------------------------------------------------------------------
-
-
 def test_s33_explicit_partitions_are_the_only_ones(write_file: Write) -> None:
     kafka = load(write_file(("topics: [orders]", "partitions: {orders: [0, 2]}"))).kafka
     assert [kafka.subscribes_to("orders", partition) for partition in range(4)] == [True, False, True, False]
@@ -103,9 +100,6 @@ def test_s32_a_pattern_matches_whole_names_only(write_file: Write) -> None:
     topics = ("shop-orders", "my-shop-orders", "shop-")
     assert [kafka.subscribes_to_topic(topic) for topic in topics] == [True, False, True]
     assert kafka.named_topics is None
-
-
-# ---- times and durations --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00"])

@@ -295,9 +295,6 @@ def test_i13_no_refusal_repeats_a_secret(write_file: Write, properties: str) -> 
     assert "hunter2" not in str(refusal(write_file(("  topics", f"  properties: {properties}\n  topics"))))
 
 
-# ---- no text of pydantic --------------------------------------------------------------------------------------------
-
-
 KEYS = sorted(known_keys(Pipeline))
 WRONG_VALUES: list[Any] = [
     None, True, 0, -1, 5, 2**70, 1.5, float("nan"), float("inf"), "", "hunter2", "x" * 300, "\0", [], [1], [[]], [None],

@@ -151,9 +151,6 @@ def test_a_value_with_many_levels_has_scalar_texts() -> None:
     assert list(scalar_texts(value)) == ["scalar"]
 
 
-# ---- steps ----------------------------------------------------------------------------------------------------------
-
-
 STEPS = TypeAdapter(list[StepBlock])
 
 

@@ -26,7 +26,7 @@ from ackline.ledger.turns import LIVE, Plan, SettledPartition, Settlement, TurnK
 from ackline.pipeline.arguments import BackfillArguments, check_same, id_of, lane_of
 from ackline.pipeline.pipeline import Pipeline
 from ackline.steps import plan, replay, run, settle
-from tests.support.actor import Actor
+from tests.support.actor import Actor, Killed
 from tests.support.memory import ArrivedLetter, HandlerCall, Hook, MemoryLog, TableCommit, World, handle_by_orders
 from tests.support.memory_adapters import MemoryAdapters, memory_adapters, no_session
 
@@ -99,6 +99,14 @@ class MemoryLane:
     def strike(self, operation: str, action: Callable[[], object], when: str | None = None) -> None:
         """Do `action` once, when a process comes to the operation; `when` is READ, BEFORE, AFTER or None for any."""
         self._strikes.append((operation, when, action))
+
+    def die(self, operation: str, when: str | None = None) -> None:
+        """Kill the process that comes to the operation, once."""
+
+        def kill() -> None:
+            raise Killed
+
+        self.strike(operation, kill, when)
 
     def _hook(self, operation: str, when: str) -> None:
         self.operations.append(operation)

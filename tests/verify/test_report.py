@@ -83,9 +83,6 @@ def test_an_offset_that_is_found_twice_is_named_once_and_no_offset_adds_nothing(
     assert found.sentences == ["I4 orders[1] offset 7: is wrong", "I11: is wrong, too"]
 
 
-# ---- tables that are read -------------------------------------------------------------------------------------------
-
-
 def test_real_delta_tables_have_the_same_verdict(tmp_path: Path) -> None:
     history, tables, ledger = History(), {}, ""
     for name, schema in TABLES.items():
