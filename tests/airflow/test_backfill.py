@@ -30,12 +30,8 @@ from ackline.backfill.run import find_backfill, run_backfill
 from ackline.ledger.account import Account
 from ackline.pipeline.arguments import lane_of
 from ackline.pipeline.pipeline import Pipeline
-from tests.airflow.project import parsed
-from tests.airflow.test_parsing import here
 from tests.support.memory_adapters import MemoryAdapters, memory_adapters, no_session
 from tests.support.memory_lane import FAILS, FAILS_ONCE, OK, MemoryLane
-
-__all__ = ["here"]
 
 RUN_ID = "manual__2026-03-01T12:00:00+00:00"
 MINUTE = timedelta(minutes=1)
@@ -314,22 +310,6 @@ def test_the_driver_takes_the_turns_of_the_lane(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(driver, "end_with_task", lambda _: None)
     assert driver.main(["orders", "--run-id=r", "--backfill=backfill-b", "--max-records=7", "--reason=a test"]) == 0
     assert taken == [("orders", "r", "null", "null", "backfill-b", driver.BackfillOptions(7, None, "a test"))]
-
-
-def test_every_field_has_a_title_and_a_description(form: Form) -> None:
-    dag = form.dag()
-    for name in dag.params:
-        param = dag.params.get_param(name)
-        assert param.schema["title"], name
-        assert param.description, name
-    assert not dag.schedule
-    assert [(task.task_id, task.retries) for task in dag.tasks] == [("begin", 4), ("replay", 4)]
-
-
-@pytest.mark.usefixtures("here")
-def test_parsing_opens_no_socket_and_loads_nothing_heavy() -> None:
-    result = parsed("backfill.py")
-    assert (result["dags"], result["heavy"], result["opened"]) == (["backfill__orders"], [], [])
 
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

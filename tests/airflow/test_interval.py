@@ -1,6 +1,8 @@
-"""A run of Airflow's own backfill: `plan` has the interval replayed in a lane, and the other tasks are skipped."""
+"""Runs of Airflow's own backfill: `plan` has the interval replayed in a lane; epochs, ids, fifty intervals at once."""
 
-from datetime import timedelta
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +13,18 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
     ParamValidationError,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ackline.airflow.backfill import REASON
+from ackline.airflow.interval import Interval, epoch_to_run, is_whole_run, run_prefix
 from ackline.airflow.operators import ReplayOperator, SettleOperator, replays_interval
+from ackline.backfill.run import cancel, find_backfill, run_backfill
 from ackline.errors import ConfigError
 from tests.airflow.interval_run import END, LANE, RUN_ID, START, IntervalRun, two_of_four
-from tests.support.memory_lane import OK
+from tests.support.memory import GroupCommit
+from tests.support.memory_adapters import no_session
+from tests.support.memory_lane import FAILS_ONCE, OK, MemoryLane
 
 
 @pytest.fixture
@@ -182,3 +190,186 @@ def test_the_reason_of_a_failure_is_scrubbed(run: IntervalRun, monkeypatch: pyte
     with pytest.raises(AirflowFailException):
         run.begin(started)
     assert run.pushed[started.dag_run_id, "begin", REASON] == "the broker refused sasl.password=***"
+
+
+# ---- epochs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_run_over_a_settled_lane_begins_a_new_epoch(run: IntervalRun) -> None:
+    first = run.replayed()
+    run.whole()
+    second = run.replayed()
+    assert first.dag_run_id != second.dag_run_id
+    assert (run.epoch(), run.live.calls()[4:]) == (1, [(1, 1), (2, 1)] * 2)
+    run.whole()
+    run.replayed()
+    assert run.epoch() == 2
+
+
+def test_a_cleared_task_of_a_settled_lane_does_nothing(run: IntervalRun) -> None:
+    run.replayed()
+    run.cleared()
+    assert run.plan() is None
+    assert (run.epoch(), run.live.calls()[4:]) == (0, [(1, 1), (2, 1)])
+
+
+@pytest.mark.parametrize("again", ["whole", "cleared", "retried"])
+def test_any_run_over_a_lane_that_is_not_settled_goes_on_with_it(again: str, run: IntervalRun) -> None:
+    started = run.plan()
+    assert started is not None
+    run.replay(started, records=1)
+    getattr(run, again)()
+    run.replayed()
+    assert (run.epoch(), run.live.calls()[4:]) == (0, [(1, 1), (2, 1)])
+
+
+def test_a_task_that_is_retried_after_its_run_was_started_begins_no_further_epoch(run: IntervalRun) -> None:
+    """Its process died between the start of the run and the deferral. The started run has begun nothing yet, is in the
+    middle of the lane, or has settled it."""
+    run.replayed()
+    run.whole()
+    first = run.plan()
+    run.retried()
+    second = run.plan()
+    assert first is not None
+    assert second is not None
+    assert [(started.conf or {})["epoch"] for started in (first, second)] == [1, 1]
+    assert first.dag_run_id != second.dag_run_id
+    run.begin(second)
+    run.replay(first)
+    assert run.epoch() == 1
+    run.retried()
+    assert run.plan() is None
+    assert run.epoch() == 1
+
+
+def test_a_run_that_a_user_has_deleted_and_made_again_is_a_whole_run(run: IntervalRun) -> None:
+    run.replayed()
+    run.started, run.tries = run.started + timedelta(days=1), 1
+    run.replayed()
+    assert run.epoch() == 1
+
+
+def test_a_cancelled_lane_is_settled_and_a_whole_run_begins_anew(run: IntervalRun) -> None:
+    started = run.plan()
+    assert started is not None
+    run.begin(started)
+    cancel(run.adapters(), "wrong handler")
+    run.finish(started)
+    run.whole()
+    run.replayed()
+    assert run.epoch() == 1
+
+
+def test_a_lane_of_the_same_id_with_other_arguments_is_refused(run: IntervalRun) -> None:
+    started = run.plan()
+    assert started is not None
+    run.begin(started)
+    (started.conf or {})["to"] = "2026-02-03T00:00:00+00:00"
+    with pytest.raises(AirflowFailException, match=r"--to: backfill .* began with"):
+        run.begin(started)
+
+
+# ---- ids ------------------------------------------------------------------------------------------------------------
+
+TIMES = st.datetimes(timezones=st.just(UTC))
+
+
+@given(TIMES, TIMES, TIMES, TIMES)
+def test_the_same_interval_has_the_same_id_and_two_have_two(
+    start: datetime, end: datetime, other_start: datetime, other_end: datetime
+) -> None:
+    interval, other = Interval(start, end), Interval(other_start, other_end)
+    assert (interval.id == other.id) == (interval == other)
+    assert interval.lane == f"backfill-{interval.id}"  # `lane_of` refuses what is no id
+
+
+def test_an_interval_in_another_zone_has_the_same_id() -> None:
+    zone = datetime.fromisoformat("2026-02-01T05:30:00+05:30").tzinfo
+    moved: Any = SimpleNamespace(
+        data_interval_start=START.astimezone(zone), data_interval_end=END.astimezone(zone), run_type="backfill"
+    )
+    assert Interval.of_run({"dag_run": moved, "run_id": "r"}).lane == LANE
+
+
+@pytest.mark.parametrize(
+    ("newest", "settled", "begun_by", "whole", "epoch"),
+    [
+        (None, False, [], True, 0),
+        (None, False, [], False, 0),
+        (0, False, ["x"], True, 0),
+        (0, False, ["x"], False, 0),
+        (0, True, ["x"], True, 1),
+        (0, True, ["x"], False, None),
+        (0, True, ["mine__1"], True, None),
+        (1, True, ["x", "mine__2"], True, None),
+        (1, True, ["mine__2", "x"], True, None),
+        (4, True, list("abcde"), True, 5),
+    ],
+)
+def test_an_epoch_begins_only_with_a_whole_run_over_a_settled_lane_and_once(
+    newest: int | None, settled: bool, begun_by: list[str], whole: bool, epoch: int | None
+) -> None:
+    assert epoch_to_run(newest, settled, begun_by, "mine__", whole) == epoch
+
+
+def test_a_run_is_whole_if_no_other_task_of_it_has_a_state() -> None:
+    assert is_whole_run({"replay": None, "settle": None})
+    assert not is_whole_run({"replay": "skipped", "settle": "skipped"})
+    assert not is_whole_run({"replay": None, "settle": "upstream_failed"})
+
+
+def test_runs_that_began_at_different_times_start_runs_of_different_names() -> None:
+    interval = Interval(START, END)
+    assert run_prefix(interval, START) == "interval__20260201t000000z-20260202t000000z__20260201T000000.000000__"
+    assert run_prefix(interval, START) != run_prefix(interval, START + timedelta(microseconds=1))
+
+
+def test_s70_fifty_intervals_at_once_settle_a_lane_each_and_leave_the_group_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each takes one step, and others go on before its next one: plan, begin, a turn for one record, plan again.
+    Between them the live lane reads new records. Every third record fails once."""
+    live = MemoryLane(retry={"initial_delay": "0s", "period": "0s", "max_retries": 2}, schedule="@hourly")
+    hours = [START + timedelta(hours=hour) for hour in range(50)]
+    for number, hour in enumerate(hours):
+        live.produce(OK, FAILS_ONCE if number % 3 else OK, time=hour)
+    live.run()
+    runs = [IntervalRun(live, monkeypatch) for _ in hours]
+    for run, hour in zip(runs, hours, strict=True):
+        run.interval, run.run_id = (hour, hour + timedelta(hours=1)), f"backfill__{hour.isoformat()}"
+    todo, order, ended = [_steps(run) for run in runs], random.Random(7), 0
+    while todo:
+        steps = order.choice(todo)
+        if next(steps, None) is None:
+            todo.remove(steps)
+            ended += 1
+        elif order.random() < 0.1:
+            live.produce(OK)
+            live.run()
+    assert ended == 50
+    store = live.adapters().store
+    lanes = {lane: find_backfill(store.other_lane(lane)) for lane in store.lanes() if lane != "live"}
+    assert set(lanes) == {run.lane for run in runs}
+    for run, number in zip(runs, range(0, 100, 2), strict=True):
+        found = lanes[run.lane]
+        assert found is not None
+        assert (found.newest.turn.epoch, found.account.settled, found.account.outcomes) == (0, True, {"acked": 2})
+        [asked] = found.account.asked.values()
+        assert [(part.start, part.end) for part in asked] == [(number, number + 2)]
+    commits = [event for event in live.world.history if isinstance(event, GroupCommit)]
+    assert {commit.run_id for commit in commits} == {"run"}
+    assert live.committed() == live.log().end
+
+
+def _steps(run: IntervalRun) -> Iterator[str]:
+    """Takes the steps of an interval's run one by one."""
+    started = run.plan()
+    assert started is not None
+    yield "started"
+    run.begin(started)
+    yield "begun"
+    while not run.is_settled():
+        run_backfill(run.adapters(), no_session, 1)
+        yield "a turn"
+    run.finish(started)

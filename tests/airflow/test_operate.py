@@ -1,21 +1,33 @@
-"""The DAG `operate__NAME`: its form, and that its task does what the command does."""
+"""The forms of the DAGs, and the DAGs `operate__NAME` and `ackline_maintenance`, which do what the commands do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG
+import yaml
+from airflow.sdk import DAG, BaseOperator, Context, CronDataIntervalTimetable
+from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 
-from ackline.airflow import operate
+from ackline.airflow import operate, operators
+from ackline.airflow.backfill import backfill_dag
+from ackline.airflow.dags import replay_dag
+from ackline.airflow.operate import maintenance_dag, operate_dag, run_params
+from ackline.airflow.operators import PlanOperator, airflow_errors
+from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
-from tests.airflow.project import parsed
-from tests.airflow.test_parsing import here
+from ackline.pipeline.form import EVERYTHING, SETTING, Entered, RunRequest, run_request
+from ackline.pipeline.pipeline import Pipeline
+from ackline.tables.schemas import TABLES
+from ackline.tables.store import LedgerStore
+from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import FAILS, FAILS_ONCE, OK, TP, MemoryLane
-
-__all__ = ["here"]
+from tests.support.pipeline_files import GOOD
+from tests.tables.lane_rows import plan as plan_rows
+from tests.tables.lane_rows import settlement
 
 LATER = {"initial_delay": "1h", "period": "1h"}
 
@@ -124,17 +136,158 @@ def test_the_task_refuses_what_the_form_can_not(values: dict[str, Any], message:
     assert form.lane.kinds() == ["genesis", "run"]
 
 
-def test_every_field_has_a_title_and_a_description_and_a_task_is_never_retried(form: Form) -> None:
-    dag = form.dag()
+LIMIT = 100
+
+
+@pytest.fixture
+def params() -> ParamsDict:
+    pipeline = Pipeline.model_validate({**yaml.safe_load(GOOD), "max_records_per_run": LIMIT})
+    return ParamsDict(run_params(pipeline))
+
+
+@pytest.mark.parametrize(
+    ("make", "tasks"),
+    [
+        (backfill_dag, [("begin", 4), ("replay", 4)]),
+        (operate_dag, [("operate", 0)]),
+        (replay_dag, [("plan", 4), ("replay", 4), ("settle", 4)]),
+    ],
+)
+def test_each_field_has_a_title_and_a_description_and_an_act_is_never_retried(
+    make: Callable[[Pipeline, str], DAG], tasks: list[tuple[str, int]], params: ParamsDict
+) -> None:
+    assert set(params) == {"max_records", "only_retries", "partitions", "confirm_offsets"}
+    dag = make(Pipeline.model_validate(yaml.safe_load(GOOD)), "dags/file.py")
     for name in dag.params:
-        param = dag.params.get_param(name)
-        assert param.schema["title"], name
-        assert param.description, name
-    assert not dag.schedule
-    assert (dag.max_active_runs, [task.retries for task in dag.tasks]) == (1, [0])
+        assert dag.params.get_param(name).schema["title"], name
+        assert dag.params.get_param(name).description, name
+    assert [(task.task_id, task.retries) for task in dag.tasks] == tasks
+    assert (dag.max_active_runs == 1) == (make is not backfill_dag)
+    assert not dag.schedule, "the pipeline file has none"
 
 
-@pytest.mark.usefixtures("here")
-def test_parsing_opens_no_socket_and_loads_nothing_heavy() -> None:
-    result = parsed("operate.py")
-    assert (result["dags"], result["heavy"], result["opened"]) == (["operate__orders"], [], [])
+def test_a_scheduled_run_has_the_defaults_and_asks_for_everything(params: ParamsDict) -> None:
+    assert run_request(Entered(params.validate(), by_option=False), LIMIT) == EVERYTHING
+
+
+VALID: list[tuple[dict[str, Any], RunRequest]] = [
+    ({"max_records": 100}, RunRequest(100)),
+    ({"only_retries": True}, RunRequest(only_retries=True)),
+    ({"partitions": ["orders[0]", "a.b_c-d[12]"]},
+     RunRequest(partitions=frozenset({TopicPartition("orders", 0), TopicPartition("a.b_c-d", 12)}))),
+]  # fmt: skip
+WRONG: list[dict[str, Any]] = [
+    {"max_records": 0}, {"max_records": 101}, {"max_records": "5"}, {"max_records": 1.5}, {"only_retries": "yes"},
+    {"partitions": []}, {"partitions": "orders[0]"}, {"partitions": ["orders"]}, {"partitions": ["orders[-1]"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "request_"), VALID, ids=["max_records", "only_retries", "partitions"])
+def test_the_form_and_the_task_take_the_same_values(
+    params: ParamsDict, values: dict[str, Any], request_: RunRequest
+) -> None:
+    params.update(values)
+    assert run_request(Entered(params.validate(), by_option=False), LIMIT) == request_
+
+
+@pytest.mark.parametrize("values", WRONG, ids=str)
+def test_a_wrong_value_is_refused_in_the_form_and_again_in_the_task(params: ParamsDict, values: dict[str, Any]) -> None:
+    def trigger() -> None:
+        params.update(values)
+        params.validate()
+
+    with pytest.raises(Exception, match="Invalid input for param"):
+        trigger()
+    with pytest.raises(AirflowFailException), airflow_errors():
+        run_request(Entered(values, by_option=False), LIMIT)
+
+
+# ---- the task -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MemoryLane]:
+    """Runs the plan task of a run with these params on a lane; returns the lane."""
+
+    def run(lane: MemoryLane, **values: Any) -> MemoryLane:
+        @contextmanager
+        def opened(*_: object) -> Iterator[MemoryAdapters]:
+            yield lane.adapters()
+
+        monkeypatch.setattr(operators, "opened", opened)
+        monkeypatch.setattr(operators, "DriverHook", lambda *_, **__: None)
+        monkeypatch.setattr("ackline.pipeline.functions.check_functions", lambda *_: None)
+        context: Any = {"run_id": "manual__1", "params": values}
+        PlanOperator(task_id="plan", pipeline=lane.adapters().pipeline).execute(context)
+        return lane
+
+    return run
+
+
+def test_the_plan_of_a_triggered_run_reads_what_its_params_allow_and_stores_them(
+    plan: Callable[..., MemoryLane],
+) -> None:
+    lane = plan(MemoryLane(OK, OK, OK), max_records=2, only_retries=False, partitions=["orders[0]"])
+    open_plan = lane.adapters().store.open_plan(lane.newest())
+    assert open_plan is not None
+    assert len(open_plan.partitions[TP].fresh) == 2
+    assert open_plan.settings[SETTING] == {"max_records": 2, "partitions": ["orders[0]"]}
+
+
+def test_params_that_come_past_the_form_are_refused_before_anything_is_stored(
+    plan: Callable[..., MemoryLane],
+) -> None:
+    lane = MemoryLane(OK)
+    with pytest.raises(AirflowFailException, match="max_records: not valid"):
+        plan(lane, max_records=-1)
+    assert lane.adapters().store.newest() is None
+
+
+def test_a_plan_that_is_open_stays_as_it_is_and_the_log_names_that(
+    plan: Callable[..., MemoryLane], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lane = MemoryLane(OK, OK)
+    before = lane.plan()
+    plan(lane, only_retries=True)
+    assert lane.adapters().store.open_plan(lane.newest()) == before
+    assert "the params of this run do not apply to it" in capsys.readouterr().out
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BaseOperator:
+    """The DAG's task; its audit root is `tmp_path`."""
+    monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
+    [task] = maintenance_dag("dags/maintenance.py").tasks
+    assert isinstance(task, BaseOperator)
+    return task
+
+
+def test_it_runs_every_six_hours_one_run_at_a_time_and_without_catchup() -> None:
+    """The next run does what a run left undone."""
+    made = maintenance_dag("dags/maintenance.py")
+    assert made.timetable == CronDataIntervalTimetable("20 */6 * * *", timezone="UTC")
+    assert (made.max_active_runs, made.catchup) == (1, False)
+    assert [(task.task_id, task.retries) for task in made.tasks] == [("maintain", 4)]
+
+
+def test_its_task_maintains_the_tables_below_the_audit_root(task: BaseOperator, tmp_path: Path) -> None:
+    """It returns what it did, in numbers."""
+    store = LedgerStore(str(tmp_path), "orders", "live")
+    store.store_settlement(settlement(0))
+    store.store_plan(plan_rows(1))
+    store.store_outcomes(plan_rows(1).turn, [])
+    store.store_settlement(settlement(1), plan_rows(1))
+    done = task.execute(Context())
+    assert (done["tables"], done["files"]) == (3, 2)
+    assert {table["table"]: table["files"] for table in done["most_files"]} == {
+        name: name != "outcomes" for name in TABLES
+    }
+
+
+def test_an_error_that_no_retry_can_solve_fails_at_once(task: BaseOperator, tmp_path: Path) -> None:
+    """A damaged Delta log stays damaged."""
+    LedgerStore(str(tmp_path), "orders", "live").store_settlement(settlement(0))
+    for entry in (tmp_path / "orders" / "settlements" / "_delta_log").glob("*.json"):
+        entry.write_text("{rubbish")
+    with pytest.raises(AirflowFailException, match="the table settlements at"):
+        task.execute(Context())

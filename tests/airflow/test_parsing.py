@@ -37,6 +37,16 @@ def test_parsing_opens_no_socket_loads_nothing_heavy_and_is_quick(here: Project)
     raise AssertionError("parsing takes 0.5 s or longer")
 
 
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("file", "dag_id"),
+    [("backfill", "backfill__orders"), ("operate", "operate__orders"), ("maintenance", "ackline_maintenance")],
+)
+def test_parsing_opens_no_socket_and_loads_nothing_heavy(file: str, dag_id: str) -> None:
+    result = parsed(f"{file}.py")
+    assert (result["dags"], result["heavy"], result["opened"]) == ([dag_id], [], [])
+
+
 def test_a_dag_has_the_three_tasks_in_order_and_one_run_at_a_time(here: Project) -> None:
     made = dag(here)
     assert [(task.task_id, task.downstream_task_ids) for task in made.topological_sort()] == [  # type: ignore[no-untyped-call]
@@ -72,14 +82,8 @@ def test_the_page_of_a_dag_shows_its_settings_and_no_value_of_a_property(here: P
     kafka = {"connection": "kafka_default", "group_id": "a|`b`", "topics": ["orders"], **properties}
     here.write("orders", "orders", kafka=kafka)
     page = dag(here).doc_md or ""
-    settings = (
-        "orders",
-        "kafka_default",
-        "a\\|'b'",
-        "tests.support.journal:handle",
-        "at_least_once",
-        "ssl.key.password",
-    )
+    handler = "tests.support.journal:handle"
+    settings = ("orders", "kafka_default", "a\\|'b'", handler, "at_least_once", "ssl.key.password")
     assert [setting for setting in settings if setting not in page] == []
     assert "hush" not in page
 

@@ -22,12 +22,6 @@ def lane() -> MemoryLane:
     return lane
 
 
-@pytest.fixture
-def ackline(lane: MemoryLane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryCommand:
-    """The command on that lane."""
-    return MemoryCommand(lane, tmp_path, monkeypatch)
-
-
 def test_it_shows_before_and_after_what_is_never_handled_and_what_is_handled_again(ackline: MemoryCommand) -> None:
     dry = ackline("reset", "lane", "--to", "latest", "--reason", "drop it", "--dry-run").output
     assert "orders[0]: floor 1 → 7, pending 2 → 0, 5 skipped" in dry

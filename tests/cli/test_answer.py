@@ -1,11 +1,13 @@
-"""`ackline ack`, `fail` and `renew`, and what a run shows of answers."""
+"""`ackline ack`, `fail` and `renew`, by arguments or standard input; what commands show of answers and in flight."""
 
 from pathlib import Path
 
 import pytest
 
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.planning import IN_FLIGHT_FULL
 from tests.cli.memory_command import MemoryCommand
-from tests.support.memory_lane import WAITS, AnsweredLane
+from tests.support.memory_lane import OK, TP, TP1, WAITS, AnsweredLane
 
 
 @pytest.fixture
@@ -14,12 +16,6 @@ def lane() -> AnsweredLane:
     lane = AnsweredLane(WAITS, WAITS, WAITS)
     lane.run()
     return lane
-
-
-@pytest.fixture
-def ackline(lane: AnsweredLane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryCommand:
-    """The command on that lane."""
-    return MemoryCommand(lane, tmp_path, monkeypatch)
 
 
 def test_answers_by_the_command_settle_records_in_the_next_run(lane: AnsweredLane, ackline: MemoryCommand) -> None:
@@ -86,3 +82,70 @@ def test_without_an_ack_topic_the_error_names_the_key(lane: AnsweredLane, acklin
     del lane.settings["ack_topic"], lane.settings["in_flight"]
     done = ackline("ack", lane.tokens[0, 1])
     assert (done.status, "has no `ack_topic`" in done.errors) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("command", "answers"),
+    [(["ack", "-"], {"acked": 2}), (["fail", "-"], {"failed": 2}), (["renew", "-", "5m"], {"renewed": 2})],
+)
+def test_each_token_on_standard_input_gets_the_answer(
+    lane: AnsweredLane,
+    ackline: MemoryCommand,
+    command: list[str],
+    answers: dict[str, int],
+) -> None:
+    piped = f"{lane.tokens[0, 1]}\n{lane.tokens[1, 1]}\n"
+    assert ackline(*command, "--json", piped=piped).json["answers"] == 2
+    assert lane.run().answers == answers
+
+
+def test_tokens_of_both_are_answered(
+    lane: AnsweredLane, ackline: MemoryCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ackline("ack", lane.tokens[0, 1], "-", "--json", piped=lane.tokens[1, 1]).json["answers"] == 2
+    assert lane.run().answers == {"acked": 2}
+
+
+def test_standard_input_without_a_token_is_an_error(ackline: MemoryCommand) -> None:
+    done = ackline("ack", "-", piped=" \n")
+    assert (done.status, "standard input holds no token" in done.errors) == (2, True)
+
+
+def test_explain_and_status_name_the_record_that_holds_the_floor_and_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = AnsweredLane(OK, WAITS, WAITS)
+    lane.run()
+    lane.answer(2, "renew 1h")
+    lane.at(2).run()
+    ackline = MemoryCommand(lane, tmp_path, monkeypatch)
+    found = ackline("explain", "lane", "orders", "0", "--json").json
+    deadline = "2026-03-01T12:00:10+00:00"
+    held = found["held_by"]
+    assert (found["floor"], held["offset"], held["kind"], held["attempts"]) == (1, 1, "in_flight", 1)
+    assert (held["due"], held["error_class"]) == (deadline, None)
+    assert "offset 1 is in flight and waits for its answer until" in found["sentence"]
+    status = ackline("status", "lane", "--json").json["partitions"][0]
+    assert (status["pending"]["in_flight"], status["floor"], status["next_due"]) == (2, 1, deadline)
+    lane.answer(1)
+    lane.at(3).run()
+    held = ackline("explain", "lane", "orders", "0", "--json").json["held_by"]
+    assert (held["offset"], held["due"]) == (2, "2026-03-01T13:00:02+00:00")
+
+
+def test_explain_names_no_deadline_where_nothing_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = AnsweredLane(WAITS, timeout="none")
+    lane.run()
+    found = MemoryCommand(lane, tmp_path, monkeypatch)("explain", "lane", "orders", "0", "--json").json
+    assert found["held_by"]["due"] is None
+    assert "offset 0 is in flight and waits for its answer." in found["sentence"]
+
+
+def test_in_flight_max_holds_for_each_partition_alone() -> None:
+    lane = AnsweredLane(*[WAITS] * 4, partitions=2, in_flight={"max": 2})
+    for _ in range(4):
+        lane.produce(OK, WAITS, tp=TP1)
+    first = lane.run().plans[0].partitions
+    assert [first[tp].fresh for tp in (TP, TP1)] == [OffsetRange(0, 2), OffsetRange(0, 2)]
+    second = lane.run().plans[0].partitions
+    assert (second[TP].why, second[TP].fresh.end, second[TP1].fresh) == (IN_FLIGHT_FULL, 2, OffsetRange(2, 3))

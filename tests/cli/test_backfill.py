@@ -1,7 +1,6 @@
 """`ackline backfill`: a dry run until it is confirmed, one object for a program, and a resume by its id."""
 
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +16,6 @@ KEYS = ["id", "lane", "epoch", "settled", "asked", "outcomes", "gaps", "pending"
 def lane() -> MemoryLane:
     """A lane in which record 1 waits for its retry and record 2 is dead."""
     return MemoryLane(OK, FAILS, DEAD, OK, retry={"initial_delay": "1h", "max_retries": 1}).after_run()
-
-
-@pytest.fixture
-def ackline(lane: MemoryLane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryCommand:
-    """The command on that lane."""
-    return MemoryCommand(lane, tmp_path, monkeypatch)
 
 
 def balances(found: Any) -> bool:

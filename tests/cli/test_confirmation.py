@@ -5,7 +5,6 @@ The commands are those of the real command line: each that has `--yes` is in CAS
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,11 +82,6 @@ def lane() -> MemoryLane:
     lane.run()
     lane.produce(OK, OK, OK)
     return lane
-
-
-@pytest.fixture
-def ackline(lane: MemoryLane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryCommand:
-    return MemoryCommand(lane, tmp_path, monkeypatch)
 
 
 @pytest.fixture(params=CASES, ids=str)

@@ -1,7 +1,5 @@
 """`ackline run` and `ackline plan` with less to read: the same words and values as the form of `replay__NAME`."""
 
-from pathlib import Path
-
 import pytest
 
 from ackline.pipeline.form import SETTING
@@ -18,12 +16,6 @@ def lane() -> MemoryLane:
     lane.produce(OK, OK, OK, tp=TP1)
     lane.create(PAYMENTS.topic, records=3)
     return lane
-
-
-@pytest.fixture
-def ackline(lane: MemoryLane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryCommand:
-    """The command on that lane."""
-    return MemoryCommand(lane, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

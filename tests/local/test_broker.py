@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from ackline.errors import FatalError
+from ackline.local import processes
 from ackline.local.broker import Broker, identity_of, running, stop_running
 from ackline.local.processes import wait_until
 from ackline.tables.lease import ProcessIdentity
@@ -119,3 +120,15 @@ def test_no_topic_is_created_by_itself(broker: Broker, topic: MakeTopic) -> None
         assert consumer.list_topics("not-created", timeout=30).topics["not-created"].error is not None
     with pytest.raises(KafkaException, match="already exists"):
         broker.create_topic(name)
+
+
+def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_given", set())
+    monkeypatch.setattr(processes, "_first_outgoing", lambda: processes.LOWEST + 21)
+    monkeypatch.setattr(processes, "is_free", lambda port: port != processes.LOWEST + 7)
+    given = [port for _ in range(10) for port in processes.free_ports(2)]
+    assert sorted(given) == [
+        port for port in range(processes.LOWEST, processes.LOWEST + 21) if port != processes.LOWEST + 7
+    ]
+    with pytest.raises(OSError, match="no 1 free ports"):
+        processes.free_ports(1)

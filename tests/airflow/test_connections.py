@@ -1,0 +1,145 @@
+"""The Airflow connections of Kafka, of Spark, and of the tables' object store, whose login reaches the driver alone."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ackline.airflow.connections import kafka_connection, use_audit_connection
+from ackline.airflow.driver import STORE_OPTIONS
+from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, driver_environment
+from ackline.errors import ConfigError
+from ackline.pipeline.pipeline import Pipeline
+from ackline.tables.object_store import options_of, use_options
+from tests.airflow.project import CANARY
+
+FIELDS = {"conn_type": "aws", "login": "key", "password": CANARY, "extra": {"region_name": "eu-west-1"}}
+OPTIONS = {"aws_access_key_id": "key", "aws_secret_access_key": CANARY, "aws_region": "eu-west-1"}
+
+
+@pytest.fixture(autouse=True)
+def _own_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("ACKLINE_AUDIT", "s3://bucket/audit")
+    monkeypatch.setenv("ACKLINE_AUDIT_CONNECTION", "store")
+    yield
+    use_options(None)
+
+
+def test_an_airflow_connection_is_used_by_the_whole_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(FIELDS))
+    assert use_audit_connection() == OPTIONS
+    assert options_of("s3://bucket/audit/orders/plans") == OPTIONS
+
+
+def test_a_connection_that_is_not_defined_is_named() -> None:
+    with pytest.raises(ConfigError, match="the Airflow connection store, which ACKLINE_AUDIT_CONNECTION names"):
+        use_audit_connection()
+
+
+def test_tables_on_a_disk_need_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACKLINE_AUDIT", "/mnt/audit")
+    assert use_audit_connection() is None
+
+
+def test_i13_the_login_reaches_the_driver_in_one_variable_that_it_removes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(FIELDS))
+    environment = driver_environment({"bootstrap.servers": "b:1"}, use_audit_connection())
+    assert [name for name, value in environment.items() if CANARY in value] == [STORE_OPTIONS]
+    script = """
+import os, ackline.airflow.driver as driver
+from ackline.tables.object_store import use_options, options_of
+def replay(name, run_id, connection, store_options, *_):
+    import json
+    use_options(json.loads(store_options))
+    return f"{len(options_of('s3://b/x'))} options, {'ACKLINE_STORE_OPTIONS' in os.environ}"
+driver.take_turns = replay
+driver.end_with_task = lambda task: None
+driver.main(["orders", "--run-id", "r"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "3 options, False"
+
+
+def pipeline(connection: str) -> Pipeline:
+    kafka = {"connection": connection, "group_id": "g", "topics": ["orders"]}
+    return Pipeline.model_validate({"name": "orders", "handler": "a:b", "dead_letter": "none", "kafka": kafka})
+
+
+@pytest.mark.parametrize("name", ["kafka_shop", "kafka_default"])
+def test_a_connection_that_is_not_defined_fails_and_no_dev_broker_stands_for_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ackline.local.connection.dev_bootstrap", lambda: "127.0.0.1:9092")
+    with pytest.raises(ConfigError, match=f"connection {name}, which pipeline orders names, is not defined"):
+        kafka_connection(pipeline(name))
+
+
+def test_a_connection_that_is_defined_gives_its_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = {"bootstrap.servers": "kafka:9092"}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_SHOP", json.dumps({"conn_type": "kafka", "extra": extra}))
+    assert kafka_connection(pipeline("kafka_shop")) == extra
+
+
+VARIABLE = f"AIRFLOW_CONN_{SPARK_CONNECTION.upper()}"
+CLUSTER = {"conn_type": "spark", "host": "spark://cluster:7077"}
+
+
+def command() -> list[str]:
+    """Returns the command that the hook would start."""
+    hook = DriverHook({"SECRET": CANARY}, conn_id=SPARK_CONNECTION, name="ackline-orders")
+    return list(hook._build_spark_submit_command("replay.py"))
+
+
+def master() -> str:
+    return command()[command().index("--master") + 1]
+
+
+def test_without_the_connection_the_driver_runs_on_this_machine() -> None:
+    """The provider alone would look for a YARN cluster."""
+    assert master() == "local[*]"
+
+
+@pytest.mark.parametrize("host", ["local[2]", "spark://cluster:7077", "yarn"])
+def test_the_connection_decides_on_the_cluster(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """The environment, with Kafka's password, is never among the arguments (I13)."""
+    monkeypatch.setenv(VARIABLE, json.dumps({"conn_type": "spark", "host": host}))
+    assert master() == host
+    assert CANARY not in " ".join(command())
+
+
+def test_only_this_machines_driver_is_bound_to_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors of a cluster must reach the driver."""
+    assert "spark.driver.host=127.0.0.1" in command()
+    monkeypatch.setenv(VARIABLE, json.dumps(CLUSTER))
+    assert "spark.driver.host=127.0.0.1" not in command()
+
+
+def test_on_a_standalone_cluster_the_driver_announces_its_address_in_the_network_of_the_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a machine with several networks, Spark may choose an address that no executor reaches."""
+    monkeypatch.setenv(VARIABLE, json.dumps({**CLUSTER, "host": "spark://127.0.0.1", "port": 7077}))
+    assert "spark.driver.host=127.0.0.1" in command()
+    monkeypatch.setenv(VARIABLE, json.dumps({**CLUSTER, "host": "yarn"}))
+    assert not [argument for argument in command() if argument.startswith("spark.driver.host")]
+
+
+def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, json.dumps({"conn_type": "spark", "host": "sc://cluster", "port": 15002}))
+    with pytest.raises(ConfigError, match="spark_default names sc://cluster:15002, a Spark Connect server"):
+        command()
+
+
+def test_the_driver_gets_the_master_to_choose_the_settings_of_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, json.dumps(CLUSTER))
+    hook = DriverHook({"A": "1"}, conn_id=SPARK_CONNECTION, name="ackline-orders")
+    assert hook._environment == {"A": "1", "ACKLINE_SPARK_MASTER": "spark://cluster:7077"}
+
+
+def test_deploy_mode_cluster_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver on another machine could get the password only from an argument."""
+    monkeypatch.setenv(VARIABLE, json.dumps({**CLUSTER, "extra": {"deploy-mode": "cluster"}}))
+    with pytest.raises(ConfigError, match="set it to `client`"):
+        command()
