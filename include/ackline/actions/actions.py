@@ -13,7 +13,6 @@ becomes of the group's commit: the result states why the group was not committed
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ackline.errors import AcklineError, ConfigError, FatalError, GroupBusy, GroupMoved
 from ackline.lane.adapters import Adapters
@@ -141,19 +140,13 @@ def _plan(
     if not targets:
         raise ConfigError(f"{adapters.pipeline.name}: no partition was named to {kind}")
     plan = action_plan(adapters, newest, kind, targets, reason, inside=True)
-    kafka = plan.settings["kafka"] | _subscription_of_last_look(adapters, newest)
-    plan = replace(plan, settings={**plan.settings, "kafka": kafka})
+    # An action looks for no topics, so its plan stores the subscription of the last turn that did. With the file's, a
+    # topic that was added to the file before the action would count as missing at that turn. It would start at its log
+    # start instead of by `start` (S30).
+    looked = previous_subscription(adapters, newest) or adapters.pipeline.kafka
+    subscription = looked.model_dump(mode="json", include={"topics", "pattern", "partitions", "partition_filter"})
+    plan = replace(plan, settings={**plan.settings, "kafka": plan.settings["kafka"] | subscription})
     return acknowledging(plan) if adopts_ledger else plan
-
-
-def _subscription_of_last_look(adapters: Adapters, newest: Settlement) -> dict[str, Any]:
-    """Returns the subscription that the plan of an action stores: that of the last turn that looked for topics.
-
-    An action looks for no topics. With the file's subscription in its plan, a topic that was added to the file before
-    the action would count as missing at that turn. It would start at its log start instead of by `start` (S30).
-    """
-    before = previous_subscription(adapters, newest) or adapters.pipeline.kafka
-    return before.model_dump(mode="json", include={"topics", "pattern", "partitions", "partition_filter"})
 
 
 def _check_group(adapters: Adapters, newest: Settlement, plan: Plan, adopts_ledger: bool) -> None:

@@ -27,13 +27,13 @@ from ackline.ledger.fold import PartitionState, Pending, PendingKind
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange, clipped, count
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import PendingRuns
-from ackline.ledger.planning import Limits, PartitionView
+from ackline.ledger.planning import PartitionView
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind, is_backfill
 from ackline.outputs.turn import publish_settled, remove_staged
 from ackline.pipeline.arguments import BackfillArguments, id_of
 from ackline.steps.plan import Planned, check_dead_letter_topic, take_turn
 from ackline.steps.run import OnPlan, RunResult, settle_and_commit, take_turns
-from ackline.steps.run_plan import max_in_flight, new_run_plan
+from ackline.steps.run_plan import limits_of, new_run_plan
 from ackline.steps.settle import settle_turn
 from ackline.tables.store import LedgerStore
 
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-
-NO_WINDOW = 2**62
-"""`max_uncommitted` for guarantees that never retry."""
 
 
 def plan_backfill(
@@ -98,14 +95,7 @@ def _next_plan(
         )
         for tp, settled in unfinished.items()
     }
-    retries = adapters.pipeline.guarantee == "at_least_once"
-    most = adapters.pipeline.max_records_per_run if max_records is None else max_records
-    limits = Limits(
-        adapters.pipeline.max_uncommitted if retries else NO_WINDOW,
-        min(most, adapters.pipeline.max_records_per_run),
-        max_in_flight=max_in_flight(adapters),
-    )
-    planned = planning.plan_partitions(views, limits, adapters.now(), newest.turn.n + 1)
+    planned = planning.plan_partitions(views, limits_of(adapters, max_records), adapters.now(), newest.turn.n + 1)
     for tp, row in planned.items():
         if row.why == planning.NO_LEADER:
             log.warning("%s has no leader: it is left out until it has one; the others go on", tp)
@@ -330,7 +320,13 @@ def cancel(adapters: Adapters, reason: str) -> Settlement:
         if open_plan.kind is not TurnKind.RUN or adapters.store.has_outcomes(open_plan.turn):
             settle_turn(adapters, open_plan, newest)
         else:
-            _void(adapters, open_plan, reason)
+            try:
+                void_open_turn(adapters, open_plan.turn, f"cancelled: {reason}" if reason else "cancelled")
+            except (ConfigError, FatalError):
+                # Refused if a run has reported or settled the turn meanwhile: then the next round looks at that.
+                # Otherwise the error stands.
+                if not adapters.store.has_outcomes(open_plan.turn) and not adapters.store.is_settled(open_plan.turn):
+                    raise
         return True
 
     def make(newest: Settlement) -> Plan | None:
@@ -343,16 +339,6 @@ def cancel(adapters: Adapters, reason: str) -> Settlement:
     if adapters.pipeline.outputs:  # a void turn may have staged rows, and no later turn of this lane removes them
         remove_staged(adapters, newest)
     return newest
-
-
-def _void(adapters: Adapters, open_plan: Plan, reason: str) -> None:
-    try:
-        void_open_turn(adapters, open_plan.turn, f"cancelled: {reason}" if reason else "cancelled")
-    except (ConfigError, FatalError):
-        # Refused if a run has reported or settled the turn meanwhile: then the next round looks at that. Otherwise the
-        # error stands.
-        if not adapters.store.has_outcomes(open_plan.turn) and not adapters.store.is_settled(open_plan.turn):
-            raise
 
 
 def _ends(adapters: Adapters, newest: Settlement) -> dict[TopicPartition, PlannedPartition]:

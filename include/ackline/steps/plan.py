@@ -169,7 +169,9 @@ class _Planning:
         settled = settle_turn(self.adapters, open_plan, newest)
         if settled:  # None if another process was quicker: then that process reports it
             self.actions.append(settled)
-            _log_move(open_plan)
+            if open_plan.kind in (TurnKind.SKIP, TurnKind.RESET):  # the others move no offset
+                moves = listed(f"{tp} to {planned.fresh.start}" for tp, planned in open_plan.partitions.items())
+                log.warning("%s, a %s of %s: %s", open_plan.turn, open_plan.kind, moves, open_plan.reason)
         return True
 
     def make_plan(self, newest: Settlement) -> Plan | None:
@@ -203,13 +205,6 @@ class _Planning:
         _check_topics_exist(self.adapters, newest, view)
         check_not_of_another_ledger(self.adapters, newest, view)
         return view
-
-
-def _log_move(plan: Plan) -> None:
-    """Logs a warning of a skip or a reset that this run has settled; a genesis, pause or resume moves no offset."""
-    if plan.kind in (TurnKind.SKIP, TurnKind.RESET):
-        moves = listed(f"{tp} to {planned.fresh.start}" for tp, planned in plan.partitions.items())
-        log.warning("%s, a %s of %s: %s", plan.turn, plan.kind, moves, plan.reason)
 
 
 def preview(adapters: Adapters) -> Planned:

@@ -185,15 +185,11 @@ def replay(adapters: Adapters, spark: "Callable[[], SparkSession]", on_progress:
     # The lease spares a second run the work that the first one does. It proves nothing: all that follows is safe beside
     # another process that replays the same turn.
     with adapters.lease.held(plan.turn) as waited:
-        if waited and not _is_still_to_replay(adapters, plan):
-            return Replayed(plan)
+        if waited:  # the run that held the lease may have got as far as its outcomes, or the settlement
+            _, still_open = adapters.newest_and_open_plan()
+            if still_open is None or still_open.turn != plan.turn or adapters.store.has_outcomes(plan.turn):
+                return Replayed(plan)
         return _replay_open_plan(adapters, plan, newest, spark, on_progress)
-
-
-def _is_still_to_replay(adapters: Adapters, plan: Plan) -> bool:
-    """Returns whether the plan is still open and has no outcomes: the run that was waited for may have got so far."""
-    _, still_open = adapters.newest_and_open_plan()
-    return still_open is not None and still_open.turn == plan.turn and not adapters.store.has_outcomes(plan.turn)
 
 
 def _replay_open_plan(

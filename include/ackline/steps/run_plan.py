@@ -16,7 +16,7 @@ from ackline.lane.log_checks import (
 )
 from ackline.lane.plans import action_plan, follow_plan, new_plan
 from ackline.ledger import planning
-from ackline.ledger.commit_rule import CommitMetadata, Committed, still_acknowledged
+from ackline.ledger.commit_rule import Committed, still_acknowledged
 from ackline.ledger.metrics import due_retries
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind
@@ -55,14 +55,7 @@ def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: 
     if targets:
         reason = f"more than max_offset_behind {limit and limit.offsets}"
         return action_plan(adapters, newest, TurnKind.SKIP, targets, reason)
-    retries = adapters.pipeline.guarantee == "at_least_once"
-    most = adapters.request.max_records or adapters.pipeline.max_records_per_run
-    limits = Limits(
-        adapters.pipeline.max_uncommitted if retries else _NO_WINDOW,
-        min(most, adapters.pipeline.max_records_per_run),
-        fresh=not adapters.request.only_retries,
-        max_in_flight=max_in_flight(adapters),
-    )
+    limits = limits_of(adapters, adapters.request.max_records or None, fresh=not adapters.request.only_retries)
     views = _with_waiting_times(adapters, views, limits)
     planned = planning.plan_partitions(views, limits, adapters.now(), newest.turn.n + 1)
     return new_run_plan(adapters, newest, planned)
@@ -81,9 +74,16 @@ def new_run_plan(
     return new_plan(adapters, newest, TurnKind.RUN, partitions, reason, of_run)
 
 
-def max_in_flight(adapters: Adapters) -> int | None:
-    """Returns how many records of a partition may be in flight at once; None without a limit."""
-    return adapters.pipeline.in_flight.max if adapters.pipeline.ack_topic is not None else None
+def limits_of(adapters: Adapters, max_records: int | None, fresh: bool = True) -> Limits:
+    """Returns how much a turn may read: `max_records` offsets at most, and never more than the file allows; without
+    `fresh` only retries."""
+    pipeline = adapters.pipeline
+    return Limits(
+        pipeline.max_uncommitted if pipeline.guarantee == "at_least_once" else _NO_WINDOW,
+        pipeline.max_records_per_run if max_records is None else min(max_records, pipeline.max_records_per_run),
+        fresh=fresh,
+        max_in_flight=pipeline.in_flight.max if pipeline.ack_topic is not None else None,
+    )
 
 
 def _check_requested_partitions(adapters: Adapters, newest: Settlement) -> None:
@@ -103,6 +103,7 @@ def _views(
     """Returns a view of each partition of the lane, and the foreign commits that the lane has to follow.
 
     Topic and group are checked for subscribed partitions alone: a parked one may belong to another pipeline by now.
+    Raises GroupMoved under `on_external_reset: fail`, and NewerCommit.
     """
     metadata = commit_metadata_of(adapters, newest)
     views: dict[TopicPartition, PartitionView] = {}
@@ -112,8 +113,14 @@ def _views(
         acknowledged = settled.acknowledged_foreign_offset
         if subscribed:
             check_topic_not_recreated(adapters, tp, settled.topic_id, view.topic_ids.get(tp.topic), tp in view.bounds)
-            if committed is not None and _must_follow(adapters, tp, committed, metadata, acknowledged):
-                moves[tp] = committed
+            # `may_restore`: the floor may be committed over the offset to which the group was moved.
+            if committed is not None and not may_restore(adapters, committed, metadata):
+                try:
+                    check_allowed(adapters, tp, committed, metadata, acknowledged)
+                except GroupMoved:
+                    if adapters.pipeline.on_external_reset != "follow":
+                        raise
+                    moves[tp] = committed
         views[tp] = PartitionView(
             settled.topic_id,
             settled.state,
@@ -126,28 +133,6 @@ def _views(
             requested=adapters.request.includes(tp),
         )
     return views, moves
-
-
-def _must_follow(
-    adapters: Adapters,
-    tp: TopicPartition,
-    committed: Committed,
-    metadata: CommitMetadata,
-    acknowledged_foreign_offset: int | None,
-) -> bool:
-    """Returns whether the group was moved and is to be followed; False if the floor may be committed over its offset.
-
-    Raises GroupMoved under `on_external_reset: fail`, and NewerCommit.
-    """
-    if may_restore(adapters, committed, metadata):
-        return False
-    try:
-        check_allowed(adapters, tp, committed, metadata, acknowledged_foreign_offset)
-    except GroupMoved:
-        if adapters.pipeline.on_external_reset == "follow":
-            return True
-        raise
-    return False
 
 
 def _views_into_open_transactions(adapters: Adapters, views: Views) -> dict[TopicPartition, PartitionView]:

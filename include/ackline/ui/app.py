@@ -23,7 +23,6 @@ from ackline.errors import AcklineError
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE
 from ackline.ui import pages, readings
-from ackline.ui import readings as failing
 from ackline.ui.links import ActionMaker, Addresses
 from ackline.ui.readings import LaneReading
 
@@ -133,7 +132,7 @@ def pipeline(reading: Reading, dag_ids: DagIds, start: Start = 0) -> str:
     lanes = readings.lanes_with_tables(reading.name)
     actions = _actions(reading, dag_ids).of_pipeline()
     steps = readings.read_steps(reading)
-    return pages.pipeline(reading, lanes, failing.failures(reading), actions, _addresses(), start, steps)
+    return pages.pipeline(reading, lanes, readings.failures(reading), actions, _addresses(), start, steps)
 
 
 @app.get("/pipelines/{name}/partition")
@@ -155,7 +154,7 @@ def failures(
     error_class: Annotated[str, Query(max_length=1000)] = "",
 ) -> str:
     """Show failing records of one error class."""
-    records = failing.failing_records(reading, kind, error_class)
+    records = readings.failing_records(reading, kind, error_class)
     actions = _actions(reading, dag_ids).of_failures(kind, error_class)
     return pages.failing(reading, kind, error_class, records, actions, _addresses())
 

@@ -36,8 +36,6 @@ class Addresses:
         """Returns the view of a lane, with its partitions from number `start` on."""
         return self._of(name, "", lane=None if lane == LIVE else lane, start=start or None)
 
-    pipeline_of = pipeline
-
     def partition(self, reading: LaneReading, tp: TopicPartition) -> str:
         """Returns the view of a partition."""
         return self._of(reading.name, "/partition", topic=tp.topic, partition=tp.partition, lane=reading.lane)
@@ -61,17 +59,13 @@ class Addresses:
             reading.name, "/failures", kind=group.kind, error_class=group.error_class or None, lane=reading.lane
         )
 
-    def turn(self, reading: LaneReading, turn: TurnId) -> str:
-        """Returns the view of a turn."""
-        return self.turn_of(reading, turn.epoch, turn.n)
+    def turn(self, turn: TurnId, step: int = 0) -> str:
+        """Returns the view of a turn, or of the one that is `step` turns later."""
+        return self._of(turn.pipeline, f"/turns/{turn.epoch}/{turn.n + step}", lane=turn.lane)
 
     def turn_of(self, reading: LaneReading, epoch: int, n: int) -> str:
         """Returns the view of turn `n` of an epoch of the lane."""
         return self._of(reading.name, f"/turns/{epoch}/{n}", lane=reading.lane)
-
-    def turn_of_lane(self, turn: TurnId, step: int) -> str:
-        """Returns the view of the turn that is `step` turns later."""
-        return self._of(turn.pipeline, f"/turns/{turn.epoch}/{turn.n + step}", lane=turn.lane)
 
     def run(self, reading: LaneReading, run_id: str) -> str:
         """Returns the view of a run."""

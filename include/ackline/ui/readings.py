@@ -31,7 +31,6 @@ from ackline.tables.lease import Holder, HolderState
 from ackline.tables.lease_file import LeaseFile, holder_of
 from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.store import LedgerStore
-from ackline.tables.turn_outcomes import Failures
 from ackline.ui.health import OPEN_TOO_LONG, Health, PartitionReading, worst
 
 LAST_TURNS = 60
@@ -150,7 +149,9 @@ def read_lanes(names: Iterable[str]) -> list[LaneReading | tuple[str, str]]:
 def _partitions(
     store: LedgerStore, newest: Settlement, turns: Sequence[TurnTotals], now: datetime
 ) -> list[PartitionReading]:
-    planned = _plan_of_run(store, newest.turn)
+    planned = _any_plan(store, newest.turn)  # None for a turn without one, such as a first genesis
+    if planned is not None and planned.kind is not TurnKind.RUN:
+        planned = None
     earlier = turns[0] if turns else None
     starts = log_starts_at(store, earlier.turn) if earlier and earlier.turn != newest.turn else {}
     elapsed = newest.settled_at - earlier.settled_at if earlier else timedelta()
@@ -161,12 +162,6 @@ def _partitions(
         )
         for tp, settled in sorted(newest.partitions.items())
     ]  # fmt: skip
-
-
-def _plan_of_run(store: LedgerStore, turn: TurnId) -> Plan | None:
-    """Returns the plan of a turn; None for a turn without one, such as a first genesis, and for an operator action."""
-    plan = _any_plan(store, turn)
-    return plan if plan is not None and plan.kind is TurnKind.RUN else None
 
 
 def read_record(reading: LaneReading, tp: TopicPartition, offset: int) -> OffsetExplanation | None:
@@ -319,7 +314,11 @@ def failing_records(reading: LaneReading, kind: str, error_class: str) -> list[F
             for row in _dead_rows(reading, error_class, MOST_RECORDS)
         ]  # fmt: skip
     pending = _pending_records(reading, kind, error_class)
-    messages = _messages(reading, pending)
+    attempts: dict[TopicPartition, dict[int, int]] = {}
+    for tp, offset, state in pending:
+        attempts.setdefault(tp, {})[offset] = state.attempts
+    store, newest = store_of(reading.name, reading.lane), reading.newest
+    messages = store.last_failures(newest.turn, attempts) if newest is not None else {}
     records = []
     for tp, offset, state in pending:
         last = messages.get((tp, offset))
@@ -344,12 +343,3 @@ def _pending_records(reading: LaneReading, kind: str, error_class: str) -> list[
             if len(records) >= MOST_RECORDS:
                 return records
     return records
-
-
-def _messages(reading: LaneReading, pending: Iterable[tuple[TopicPartition, int, Pending]]) -> Failures:
-    attempts: dict[TopicPartition, dict[int, int]] = {}
-    for tp, offset, state in pending:
-        attempts.setdefault(tp, {})[offset] = state.attempts
-    if reading.newest is None:
-        return {}
-    return store_of(reading.name, reading.lane).last_failures(reading.newest.turn, attempts)

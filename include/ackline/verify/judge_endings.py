@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 
 from ackline.verify.evidence import (
     EMPTY,
-    DeadLetter,
     Evidence,
     Findings,
     Ints,
@@ -151,16 +150,11 @@ def letter_offsets(evidence: Evidence) -> Mapping[EpochPartition, Ints]:
 def check_letters_have_the_record(lane: LaneHistory, found: Findings) -> None:
     """I6: a dead letter has the key and value of its record, so the record can be handled from it later."""
     for letter in lane.evidence.lane_letters:
-        digest = _digest_of_record(lane.evidence, letter)
+        log = lane.evidence.logs.get(letter.tp)
+        digest = log.digests.get(letter.offset) if log else None  # None: the log does not have the record any more
         if digest is not None and letter.digest not in (None, digest):
             what = "its dead letter does not have the key and value of the record"
             found.add_offsets("I6", what, letter.tp, [letter.offset])
-
-
-def _digest_of_record(evidence: Evidence, letter: DeadLetter) -> str | None:
-    """Return the digest of the dead record; None if the log does not have it any more."""
-    log = evidence.logs.get(letter.tp)
-    return log.digests.get(letter.offset) if log else None
 
 
 def check_dead_records_have_letters(partition: PartitionHistory, letters: Ints, found: Findings) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ackline.verify.evidence import NEVER, Evidence, Findings, Ints, Log, TopicPartition, count_covering
 from ackline.verify.lane_history import LaneHistory, PartitionHistory
-from ackline.verify.rows import OffsetTurns, Settlement
+from ackline.verify.rows import OffsetTurns
 
 
 def check_floor_is_lowest_pending(partition: PartitionHistory, found: Findings) -> None:
@@ -26,7 +26,7 @@ def check_floor_is_lowest_pending(partition: PartitionHistory, found: Findings) 
 
 def check_floor_never_falls(partition: PartitionHistory, found: Findings) -> None:
     """I3: no turn lowers the floor of an epoch, and each turn continues from the floor of the turn before it."""
-    for before, settlement in _successive_settlements(partition):
+    for before, settlement in pairwise(partition.settlements):
         if settlement.floor < before.floor:
             what = f"turn {settlement.turn} ({settlement.kind}) lowers the floor from {before.floor}"
             found.add_offsets("I3", what, partition.tp, [settlement.floor])
@@ -37,7 +37,7 @@ def check_floor_never_falls(partition: PartitionHistory, found: Findings) -> Non
 
 def check_complete_to_never_falls(partition: PartitionHistory, found: Findings) -> None:
     """I3: no turn lowers the complete_to of an epoch."""
-    for before, settlement in _successive_settlements(partition):
+    for before, settlement in pairwise(partition.settlements):
         if settlement.complete_to < before.complete_to:
             what = f"turn {settlement.turn} lowers complete_to from {before.complete_to}"
             found.add_offsets("I3", what, partition.tp, [settlement.complete_to])
@@ -45,16 +45,11 @@ def check_complete_to_never_falls(partition: PartitionHistory, found: Findings) 
 
 def check_void_turns_change_nothing(partition: PartitionHistory, found: Findings) -> None:
     """I11: a void turn keeps the floor and complete_to of the turn before it."""
-    for before, settlement in _successive_settlements(partition):
+    for before, settlement in pairwise(partition.settlements):
         same = (settlement.floor, settlement.complete_to) == (before.floor, before.complete_to)
         if settlement.kind == "void" and not same:
             what = f"turn {settlement.turn} is void, but changes the floor or complete_to"
             found.add_offsets("I11", what, partition.tp, [settlement.floor])
-
-
-def _successive_settlements(partition: PartitionHistory) -> list[tuple[Settlement, Settlement]]:
-    """Return each settlement of the epoch with the one before it."""
-    return list(pairwise(partition.settlements))
 
 
 def check_floor_passes_only_settled_offsets(partition: PartitionHistory, found: Findings) -> None:

@@ -83,7 +83,7 @@ def check_waived_turns_are_void(lane: LaneHistory, found: Findings) -> None:
     A turn that is void and not waived may have been handed out by a driver that has claimed it. The next turn plans the
     same offsets again.
     """
-    kinds = _kinds_of_settlements(lane)
+    kinds = {(epoch, s.turn): s.kind for (epoch, _), settlements in lane.settlements.items() for s in settlements}
     once = {(epoch, plan.turn) for (epoch, _), plans in lane.plans.items() for plan in plans if plan.hands_out_once}
     void = {turn for turn, kind in kinds.items() if kind == "void"}
     for epoch, turn in sorted(once & void - lane.waived):
@@ -94,10 +94,6 @@ def check_waived_turns_are_void(lane: LaneHistory, found: Findings) -> None:
         found.add("I7", f"turn {turn} of epoch {epoch} was waived, but is settled as a {kinds[epoch, turn]}")
     for epoch, turn in sorted(lane.waived & lane.evidence.marked("start")):
         found.add("I7", f"turn {turn} of epoch {epoch} was waived, but a driver has started it")
-
-
-def _kinds_of_settlements(lane: LaneHistory) -> dict[tuple[int, int], str]:
-    return {(epoch, s.turn): s.kind for (epoch, _), settlements in lane.settlements.items() for s in settlements}
 
 
 def check_void_turns_have_a_reason(lane: LaneHistory, found: Findings) -> None:

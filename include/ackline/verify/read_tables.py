@@ -121,14 +121,10 @@ def read_table(root: str, name: str, pipeline: str, lane: str) -> tuple[pa.Table
         rows = dataset.to_table(columns=[*COLUMNS[name], *more])
     except Exception as error:  # the storage and the table may fail in many ways, and each one means no verdict
         if isinstance(error, TableNotFoundError) and name != "settlements":
-            return _empty_table(name), ""
+            types = {column: pa.string() if column in TEXT_COLUMNS else pa.int64() for column in COLUMNS[name]}
+            return pa.table({column: pa.array([], type_) for column, type_ in types.items()}), ""
         raise Unreadable(f"table {name} under {root}: {error}") from error
     return rows.filter(pc.equal(rows["lane"], lane)), table.metadata().configuration.get("ackline.ledger", "")
-
-
-def _empty_table(name: str) -> pa.Table:
-    types = {column: pa.string() if column in TEXT_COLUMNS else pa.int64() for column in COLUMNS[name]}
-    return pa.table({column: pa.array([], type_) for column, type_ in types.items()})
 
 
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
@@ -144,7 +140,8 @@ def transaction_ids(table: pafs.FileSystem) -> set[str]:
     for name in names:
         if name.endswith(".json"):
             with table.open_input_stream(f"_delta_log/{name}") as stream:
-                ids.update(_ids_of_entry(stream.readall()))
+                actions = [json.loads(line) for line in stream.readall().splitlines() if line.strip()]
+            ids.update(action["txn"]["appId"] for action in actions if "txn" in action)
     checkpoints = {name: match[1] for name in names if (match := _CHECKPOINT.fullmatch(name))}
     newest = max(checkpoints.values(), default=None)
     for name, version in checkpoints.items():
@@ -153,11 +150,6 @@ def transaction_ids(table: pafs.FileSystem) -> set[str]:
                 rows = pq.read_table(file, columns=["txn"])["txn"].to_pylist()
             ids.update(row["appId"] for row in rows if row and row["appId"])
     return ids
-
-
-def _ids_of_entry(content: bytes) -> set[str]:
-    actions = [json.loads(line) for line in content.splitlines() if line.strip()]
-    return {action["txn"]["appId"] for action in actions if "txn" in action}
 
 
 _RECORD = [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("attempt", pa.int32())]
@@ -193,7 +185,11 @@ class OutputTables:
 
     def read_published(self, tables: Iterable[str], applications: Collection[str]) -> dict[str, dict[str, int]]:
         """Return the newest turn in the log of each table under each of these transaction ids; 0 for none."""
-        return {table: self._published(table, applications) for table in tables}
+        opened = {table: self._open(table) for table in tables}
+        return {
+            table: {each: (found.transaction_version(each) if found else None) or 0 for each in applications}
+            for table, found in opened.items()
+        }
 
     def foreign_writer(self, table: str, ledger: str | None) -> str | None:
         """Return another pipeline or ledger that has published rows of the lane in a table; None if there is none.
@@ -228,12 +224,6 @@ class OutputTables:
             return dataset.to_table(columns=SCHEMA.names, filter=pc.equal(pc.field("_lane"), self.lane))
         except Exception as error:  # as in `_open`
             raise Unreadable(f"output table {table}: {error}") from error
-
-    def _published(self, table: str, applications: Collection[str]) -> dict[str, int]:
-        opened = self._open(table)
-        if opened is None:
-            return dict.fromkeys(applications, 0)
-        return {application: opened.transaction_version(application) or 0 for application in applications}
 
     def _open(self, table: str) -> DeltaTable | None:
         """Return a table; None if it does not exist. Raises Unreadable if it cannot be read."""

@@ -76,8 +76,11 @@ def split_outcomes(table: pa.Table, topics: Sequence[str]) -> Mapping[tuple[int,
     topic, partition = to_codes(table["topic"], topics), to_ints(table["partition"])
     end, error = to_ints(table["end_offset"]), to_codes(table["error_class"], ERROR_CLASSES)
     kinds = error == 0, (error >= 1) & (error <= 3), error == 4
+    answered = np.zeros(table.num_rows, np.bool_)
+    if "answer" in table.column_names:  # not in a table of an earlier version, which knew no records in flight
+        answered = np.asarray(table["answer"].is_valid().to_numpy(), dtype=np.bool_)
     rows = OutcomeRows(turn, offset, np.where(end < 0, offset + 1, end), attempt, to_codes(table["outcome"], OUTCOMES),
-                       to_ints(table["handled_at"]), *kinds, _answered(table))  # fmt: skip
+                       to_ints(table["handled_at"]), *kinds, answered)  # fmt: skip
     order = np.lexsort((turn, attempt, offset, partition, topic, epoch))
     keys = np.stack([epoch[order], topic[order], partition[order]])
     cuts = np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1
@@ -87,12 +90,6 @@ def split_outcomes(table: pa.Table, topics: Sequence[str]) -> Mapping[tuple[int,
         (int(epoch[i]), TopicPartition(topics[int(topic[i])], int(partition[i]))): rows.where(part)
         for i, part in zip(first, parts, strict=True)
     }
-
-
-def _answered(table: pa.Table) -> Mask:
-    if "answer" not in table.column_names:  # a table of an earlier version, which knew no records in flight
-        return np.zeros(table.num_rows, np.bool_)
-    return np.asarray(table["answer"].is_valid().to_numpy(), dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,18 +238,17 @@ def split_settlements(table: pa.Table) -> dict[EpochPartition, list[Settlement]]
         own = Pending(*(getattr(pending, name)[order] for name in Pending.__slots__))
         # `gaps` is null where the counts of a turn were not known when it was settled.
         counted = row.get("counts") is not None and row.get("gaps") is not None
+        ranges = row.get("ranges")
+        if ranges is not None:
+            ranges = tuple((chosen["start_offset"], chosen["end_offset"]) for chosen in ranges)
         settlement = Settlement(
             row["turn"], row["kind"], row["old_floor"], row["new_floor"], row["complete_to"], own,
-            dict(row["counts"]) if counted else None, row.get("gaps") or 0, _chosen_ranges(row.get("ranges")),
+            dict(row["counts"]) if counted else None, row.get("gaps") or 0, ranges,
         )  # fmt: skip
         found.setdefault((row["epoch"], TopicPartition(row["topic"], row["partition"])), []).append(settlement)
     for settlements in found.values():
         settlements.sort(key=lambda settlement: settlement.turn)
     return found
-
-
-def _chosen_ranges(rows: Iterable[Mapping[str, int]] | None) -> tuple[tuple[int, int], ...] | None:
-    return None if rows is None else tuple((row["start_offset"], row["end_offset"]) for row in rows)
 
 
 def _pending_of_all_rows(column: Any) -> tuple[Ints, Pending]:
