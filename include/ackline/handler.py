@@ -17,6 +17,7 @@ Nothing here needs Spark. `ackline.worker.call` calls the handlers, `ackline.pip
 import functools
 import importlib
 import inspect
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -145,6 +146,12 @@ def tier_of(handler: Handler) -> Tier:
     return Tier(getattr(handler, _TIER, Tier.RECORD))
 
 
+def imported(path: str) -> Any:
+    """Returns what `module:name` names, imported. Raises whatever the module raises, and AttributeError."""
+    module, _, name = path.partition(":")
+    return operator.attrgetter(name)(importlib.import_module(module))
+
+
 def load_handler(path: str, key: str = "handler", *, emits: bool = False, in_flight: bool = False) -> Handler:
     """Imports the function `module:function` that the pipeline file names at `key`: a handler or a filter.
 
@@ -152,11 +159,8 @@ def load_handler(path: str, key: str = "handler", *, emits: bool = False, in_fli
     an asynchronous function and, unless the function `emits` to steps or may hand records on (`in_flight`), a
     generator: a call runs nothing of their body, and would ack each record unhandled.
     """
-    module_name, _, name = path.partition(":")
     try:
-        function: object = importlib.import_module(module_name)
-        for part in name.split("."):
-            function = getattr(function, part)
+        function: object = imported(path)
     except (Exception, SystemExit) as error:  # a script that calls sys.exit when it is imported, even with status 0
         raise ConfigError(f"{key} {path} does not import: {type(error).__name__}: {error}", key=key) from error
     if not callable(function):

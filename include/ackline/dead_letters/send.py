@@ -36,7 +36,12 @@ def send_dead_letters(
 
     The other records stay pending. A record that is no longer in its log is decided as `expired` or `compacted`.
     """
-    waiting = {tp: offsets for tp, state in states.items() if (offsets := _pending_dead_letters(state))}
+    letters = {tp: state.pending.of_kind(PendingKind.DEAD_LETTER) for tp, state in states.items()}
+    waiting: WaitingLetters = {
+        tp: {offset: run.value for run in runs for offset in range(run.start, run.end)}
+        for tp, runs in letters.items()
+        if runs
+    }
     unchanged = _unchanged_logs(adapters, plan, waiting, states)
     waiting = {tp: waiting[tp] for tp in unchanged}
     topic = adapters.pipeline.dead_letter_topic
@@ -150,11 +155,3 @@ def _letter(plan: Plan, found: Found, pending: Pending, failure: LastFailure | N
     if failure is not None:
         headers["failed_at"] = failure.failed_at.isoformat(timespec="milliseconds")
     return Letter(found, [(f"ackline.{name}", str(value).encode()) for name, value in headers.items()])
-
-
-def _pending_dead_letters(state: PartitionState) -> dict[int, Pending]:
-    return {
-        offset: run.value
-        for run in state.pending.of_kind(PendingKind.DEAD_LETTER)
-        for offset in range(run.start, run.end)
-    }

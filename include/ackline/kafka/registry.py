@@ -182,12 +182,6 @@ class Registry:
             return Undecodable(why_not_json(field, error))
         return Undecodable(f"the {field} is not {word} that matches its schema: {type(error).__name__}")
 
-    def _unreachable(self, error: BaseException) -> TransientError:
-        return TransientError(
-            f"the schema registry {self._address} can't be reached ({type(error).__name__}); check that it is up, "
-            f"then run this again"
-        )
-
     @contextmanager
     def schema_request(self, schema: Any) -> Iterator[None]:
         """Wraps a request for `schema`: raises its errors as Ackline's, and raises at once for a schema that was
@@ -212,7 +206,10 @@ class Registry:
                 raise unknown from None
             raise self._http_error(error.http_status_code) from None
         except (httpx2.TransportError, OAuthTokenError) as error:
-            raise self._unreachable(error) from None
+            raise TransientError(
+                f"the schema registry {self._address} can't be reached ({type(error).__name__}); check that it is up, "
+                f"then run this again"
+            ) from None
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise self._not_a_registry(type(error).__name__) from None
 

@@ -83,21 +83,21 @@ def retry_report(adapters: Adapters, work: Callable[[], T]) -> T:
     """
     if adapters.pipeline.guarantee != "at_most_once":
         return work()
+
+    def log_error(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        seconds = state.next_action.sleep if state.next_action else 0
+        log.warning("%s. At most once no record is handed out again, so this is tried again in %.0f s", error, seconds)
+
     tries = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, AcklineError) and not isinstance(error, _FINAL)),
         stop=stop_after_attempt(TRIES),
         wait=wait_exponential(max=_MAX_WAIT_SECONDS),
         sleep=adapters.sleep,
-        before_sleep=_log_error,
+        before_sleep=log_error,
         reraise=True,
     )
     return tries(work)
-
-
-def _log_error(state: RetryCallState) -> None:
-    error = state.outcome.exception() if state.outcome else None
-    seconds = state.next_action.sleep if state.next_action else 0
-    log.warning("%s. At most once no record is handed out again, so this is tried again in %.0f s", error, seconds)
 
 
 def claim(adapters: Adapters, plan: Plan, newest: Settlement, publish: Publish) -> bool:

@@ -216,6 +216,7 @@ class Rounds:
     def __init__(self, adapters: Adapters, doing: str) -> None:
         self._adapters, self._doing = adapters, doing
         self._progress: tuple[TurnId | None, bool] | None = None
+        """The ledger's newest turn, and whether the turn after it is claimed."""
 
     def __iter__(self) -> Iterator[Settlement | None]:
         for _ in range(MAX_LOST_RACES):
@@ -237,11 +238,8 @@ class Rounds:
         next round sees that. Or the commit is from another ledger, or this ledger is an old copy: then the ledger has
         not changed between two rounds, and the error stands.
         """
-        previous, self._progress = self._progress, self._ledger_progress()
+        newest, plan = self._adapters.newest_and_open_plan()
+        is_claimed = plan is not None and self._adapters.store.has_claim(plan.turn)
+        previous, self._progress = self._progress, (newest.turn if newest else None, is_claimed)
         if self._progress == previous:
             raise error
-
-    def _ledger_progress(self) -> tuple[TurnId | None, bool]:
-        """Returns the ledger's newest turn, and whether the turn after it is claimed."""
-        newest, plan = self._adapters.newest_and_open_plan()
-        return newest.turn if newest else None, plan is not None and self._adapters.store.has_claim(plan.turn)

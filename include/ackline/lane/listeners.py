@@ -5,7 +5,6 @@ write that it is about.
 """
 
 import copy
-import importlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -14,7 +13,8 @@ from threading import Thread
 from typing import Any
 
 from ackline.errors import ConfigError
-from ackline.ledger.fold import PartitionState, PendingKind
+from ackline.handler import imported
+from ackline.ledger.fold import PendingKind
 from ackline.ledger.offsets import TopicPartition, index_of_range
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.turns import Plan, Settlement, TurnKind
@@ -89,7 +89,6 @@ def load_listener(path: str | None) -> ListenerThread | None:
     """
     if path is None:
         return None
-    module, _, name = path.partition(":")
 
     def make() -> Listener:
         listener = create()
@@ -99,7 +98,7 @@ def load_listener(path: str | None) -> ListenerThread | None:
 
     try:
         # Imported here, in the main thread: some modules can be imported only there, such as those that set signals.
-        create = getattr(importlib.import_module(module), name)
+        create = imported(path)
         return ListenerThread(make)
     except ConfigError:
         raise
@@ -122,18 +121,12 @@ def notify_settled(listener: ListenerThread, plan: Plan, settlement: Settlement,
     offsets: dict[str, dict[TopicPartition, Sequence[Any]]] = {"retry": {}, "dead": {}, "expired": {}}
     for tp, rows in outcomes.rows.items():
         columns = OutcomeColumns.of(rows)
-        offsets["retry"][tp] = _retried(columns.with_outcome(Outcome.FAILED), settlement.partitions[tp].state)
+        failed = columns.with_outcome(Outcome.FAILED).offsets
+        retries = settlement.partitions[tp].state.pending.of_kind(PendingKind.RETRY)
+        offsets["retry"][tp] = failed[index_of_range(failed, retries.ranges) >= 0].tolist()
         offsets["dead"][tp] = columns.with_outcome(Outcome.DEAD).offsets.tolist()
         expired = columns.with_outcome(Outcome.EXPIRED)
         offsets["expired"][tp] = list(zip(expired.offsets.tolist(), expired.ends.tolist(), strict=True))
     for event, details in offsets.items():
         if any(details.values()):
             listener.notify(event, plan.turn, {tp: numbers for tp, numbers in details.items() if numbers})
-
-
-def _retried(failed: OutcomeColumns, state: PartitionState) -> list[int]:
-    """Returns the failed offsets that get another attempt after the settlement."""
-    retries = state.pending.of_kind(PendingKind.RETRY)
-    index = index_of_range(failed.offsets, retries.ranges)
-    offsets: list[int] = failed.offsets[index >= 0].tolist()
-    return offsets

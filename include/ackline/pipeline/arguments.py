@@ -1,13 +1,8 @@
 """The arguments of operator actions and backfills, as commands and trigger forms take them. Pure.
 
-The values of arguments that commands and trigger forms share: offsets, times and partitions. Pure.
-
 Each `parse_` function takes the text of one argument and raises ValueError, with what to write instead, for any other
-text. The caller adds the name of the argument.
-
-The arguments of a backfill as an operator writes them: its id, its ranges, times and filters. Pure.
-
-A lane stores them once, as they were written. A resume with arguments compares them with the stored ones.
+text. The caller adds the name of the argument. A lane stores the arguments of its backfill once, as an operator wrote
+them: its id, its ranges, times and filters. A resume with arguments compares them with the stored ones.
 """
 
 import json
@@ -245,9 +240,6 @@ class BackfillArguments:
             )
         if self.of != LIVE and not self.by_outcome:
             raise ConfigError("--of names the lane of --outcome, --error-class or --run: give one of them", key="--of")
-        self._check_values()
-
-    def _check_values(self) -> None:
         terminal = [outcome.value for outcome in Outcome if outcome.terminal]
         if self.outcome is not None and self.outcome not in terminal:
             raise ConfigError(f"--outcome {self.outcome[:50]}: one of {', '.join(terminal)}", key="--outcome")

@@ -1,15 +1,8 @@
-"""The blocks `kafka`, `in_flight`, `spark` and `retry` of a pipeline file. Pure.
+"""The blocks `kafka`, `in_flight`, `spark` and `retry` of a pipeline file, and the retry class that it can name. Pure.
 
-The block `kafka:` of a pipeline file: the broker, the consumer group, and the partitions to read. Pure.
-
-The keys `ack_topic` and `in_flight` of a pipeline file: records that an answer from outside settles. Pure.
-
-The block `spark:` of a pipeline file. Pure.
-
-The `retry:` block of a pipeline file, and the retry classes that a file can name instead (`retry.class`).
+`retry.class` names a class of the user that decides on retries instead of the numbers of the block.
 """
 
-import importlib
 import inspect
 import re
 from dataclasses import dataclass, replace
@@ -28,6 +21,7 @@ from pydantic import (
 )
 
 from ackline.errors import ConfigError
+from ackline.handler import imported
 from ackline.ledger.backoff import FOREVER, Backoff, RetryPolicy, duration_text, parse_duration
 from ackline.pipeline.field_types import (
     MAPPING,
@@ -40,6 +34,7 @@ from ackline.pipeline.field_types import (
     RegularExpression,
     StrictBlock,
     TopicName,
+    mapping_or,
 )
 from ackline.pipeline.properties import allowed_spark_property, broker_addresses, refused_properties
 
@@ -126,16 +121,14 @@ def _timeout(value: object) -> timedelta | None:
     return timeout
 
 
-def _timeout_text(timeout: timedelta | None) -> str:
-    return NO_TIMEOUT if timeout is None else duration_text(timeout)
-
-
 class InFlightBlock(StrictBlock):
     """How long a record waits for its answer from outside, and how many records of a partition may wait at once."""
 
-    timeout: Annotated[timedelta | None, BeforeValidator(_timeout), PlainSerializer(_timeout_text)] = timedelta(
-        seconds=30
-    )
+    timeout: Annotated[
+        timedelta | None,
+        BeforeValidator(_timeout),
+        PlainSerializer(lambda timeout: duration_text(timeout) if timeout else NO_TIMEOUT),
+    ] = timedelta(seconds=30)
     max: int | None = Field(None, ge=1)
 
 
@@ -168,11 +161,7 @@ class SparkBlock(StrictBlock):
             "spark.archives": ",".join(self.archives) or None,
         }
         properties = {**self.conf, **{name: value for name, value in given.items() if value is not None}}
-        return {name: _property_text(value) for name, value in properties.items()}
-
-
-def _property_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return {name: str(value).lower() if type(value) is bool else str(value) for name, value in properties.items()}
 
 
 def _number_of_retries(value: object) -> object:
@@ -202,7 +191,7 @@ class RetryBlock(StrictBlock):
     max_retries: MaxRetries = 5
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
     by_error: dict[Annotated[str, Field(min_length=1)], "RetryOverride"] = Field(default_factory=dict)
-    class_: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")] | None = Field(None, alias="class")
+    class_: CodePath | None = Field(None, alias="class")
 
     @model_validator(mode="after")
     def _either_class_or_numbers(self) -> "RetryBlock":
@@ -246,16 +235,10 @@ class RetryNumbers(StrictBlock):
         return replace(retry.policy_of_numbers(), **own)
 
 
-def _override_kind(value: object) -> str | None:
-    if value == "never":
-        return "never"
-    return MAPPING if isinstance(value, (dict, RetryNumbers)) else None
-
-
 RetryOverride = Annotated[
     Annotated[RetryNumbers, Tag(MAPPING)] | Annotated[Literal["never"], Tag("never")],
     Discriminator(
-        _override_kind,
+        mapping_or("never", RetryNumbers),
         custom_error_type="retry_override",
         custom_error_message="write the keys that differ, such as {max_retries: 1}, or never",
     ),
@@ -268,9 +251,8 @@ def load_backoff(path: str) -> Backoff:
     Raises ConfigError if the class can't be imported, made or called. `next_attempt` of the returned object raises
     ConfigError if the class raises, or returns neither an aware time nor None: settle stores no guessed due time.
     """
-    module, _, name = path.partition(":")
     try:
-        instance: Backoff = getattr(importlib.import_module(module), name)()
+        instance: Backoff = imported(path)()
         _check_method(instance.next_attempt)  # checked before anything is planned, so that it leaves no open turn
     except (Exception, SystemExit) as error:
         raise ConfigError(

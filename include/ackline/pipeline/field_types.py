@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Self
 
@@ -44,6 +44,10 @@ StreamName = Annotated[str, Field(pattern=_STREAM_NAME)]
 StepName = Annotated[str, Field(pattern=_STEP_NAME)]
 StreamOfStep = Annotated[str, Field(pattern=_STREAM_OF_STEP)]
 """A stream of a step as a file names it: STEP.STREAM, or STEP for its stream `default`."""
+InputStreams = Annotated[
+    list[StreamOfStep], Field(min_length=1), BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+]
+"""One stream, or a list of streams."""
 CodePath = Annotated[str, Field(pattern=_CODE_PATH)]
 """The path of a function or class, `module:name`. Reading the file does not import it."""
 
@@ -133,6 +137,11 @@ Time = Annotated[datetime, BeforeValidator(_time)]
 MAPPING = "[mapping]"
 """pydantic's tag of the mapping, where a key takes either a mapping or a word. No topic can have this name: a refusal
 leaves the tag out of the path of a key."""
+
+
+def mapping_or(word: str, block: type[BaseModel]) -> Callable[[object], str | None]:
+    """Returns pydantic's discriminator of a key that takes either this word or a mapping, which is a `block`."""
+    return lambda value: word if value == word else MAPPING if isinstance(value, (dict, block)) else None
 
 
 _STORED = object()

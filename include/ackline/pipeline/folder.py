@@ -1,15 +1,9 @@
 """Where the project is, and the pipeline files of its folder, checked alone and beside one another.
 
-Where the project, its pipeline files, its tables and its handlers are.
-
-Airflow calls these functions while it parses DAG files, so they read environment variables and open no file.
-
-Pipeline files that are valid alone and conflict with another file of the folder. Pure.
-
-Two pipelines with the same group and a common topic would overwrite each other's committed offsets. Pipelines that read
-each other's dead letters would pass a record that always fails round for ever.
-
-The folder of pipeline files. Each file is checked alone (`ackline.pipeline.pipeline`), then together with the others.
+Airflow calls these functions while it parses DAG files, so they read environment variables and, but for the pipeline
+files, open no file. Files that are valid alone may conflict: two pipelines with the same group and a common topic would
+overwrite each other's committed offsets, and pipelines that read each other's dead letters would pass a record that
+always fails round for ever.
 """
 
 import os

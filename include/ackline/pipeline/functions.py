@@ -1,11 +1,9 @@
-"""Functions of the user that a pipeline file names, imported and checked before a plan is stored.
+"""Functions of the user that a pipeline file names, imported and checked before a plan is stored. Loads no Spark.
 
-The handlers and filters of streams as imported functions, checked before a plan is stored. Loads no Spark.
-
-Partition filters: a function of the user that selects partitions among those that the pipeline subscribes to.
-
-Name it in the pipeline file, `kafka: {partition_filter: module:function}`; in Storm, TopicFilter and ManualPartitioner
-have this role. It gets topic and partition, and returns whether to read that partition::
+They are the handlers and filters of streams, the handlers of steps, and the partition filter: a function that selects
+partitions among those that the pipeline subscribes to. In Storm, TopicFilter and ManualPartitioner have that role. Name
+it in the pipeline file, `kafka: {partition_filter: module:function}`. It gets topic and partition, and returns whether
+to read that partition::
 
     def my_half(topic: str, partition: int) -> bool:
         return partition % 2 == 0
@@ -14,13 +12,12 @@ Each plan calls it for each partition of the named topics, or of the topics that
 excludes later is parked, like one that is no longer subscribed to.
 """
 
-import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ackline.errors import ConfigError
-from ackline.handler import Handler, Tier, load_handler, tier_of
+from ackline.handler import Handler, Tier, imported, load_handler, tier_of
 from ackline.ledger.offsets import TopicPartition
 from ackline.pipeline.streams import ARROW_DECODERS, Stream, Translation
 from ackline.pipeline.topology import Step, Topology
@@ -188,11 +185,8 @@ def load_partition_filter(path: str | None) -> PartitionFilter:
 
 
 def _import(path: str) -> Callable[[str, int], object]:
-    module, _, name = path.partition(":")
     try:
-        function: object = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
+        function: object = imported(path)
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"partition filter {path} does not import: {type(error).__name__}: {error}", key=KEY

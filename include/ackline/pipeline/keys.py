@@ -15,10 +15,19 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ackline.ledger.answers import TOKEN_KEYS
 from ackline.pipeline.blocks import InFlightBlock, KafkaBlock, RetryBlock, SparkBlock
-from ackline.pipeline.field_types import MAPPING, CodePath, Duration, PipelineName, StrictBlock, Time, TopicName
+from ackline.pipeline.field_types import (
+    MAPPING,
+    CodePath,
+    Duration,
+    PipelineName,
+    StrictBlock,
+    Time,
+    TopicName,
+    mapping_or,
+)
 from ackline.pipeline.outputs import OutputBlock
 from ackline.pipeline.properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, SECRET, is_true
-from ackline.pipeline.refusals import DEAD_LETTER_ADVICE, error_at
+from ackline.pipeline.refusals import DEAD_LETTER_ADVICE, KeyPath, error_at
 from ackline.pipeline.streams import DecodeBlock, RegistryChoice, StreamBlock, check_streams, refuse_registry_decoders
 from ackline.pipeline.topology import StepBlock, topology
 
@@ -31,15 +40,11 @@ class DeadLetterBlock(StrictBlock):
     topic: TopicName
 
 
-def _dead_letter_kind(value: object) -> str | None:
-    if value == "none":
-        return "none"
-    return MAPPING if isinstance(value, (dict, DeadLetterBlock)) else None
-
-
 DeadLetter = Annotated[
     Annotated[DeadLetterBlock, Tag(MAPPING)] | Annotated[Literal["none"], Tag("none")],
-    Discriminator(_dead_letter_kind, custom_error_type="dead_letter", custom_error_message=DEAD_LETTER_ADVICE),
+    Discriminator(
+        mapping_or("none", DeadLetterBlock), custom_error_type="dead_letter", custom_error_message=DEAD_LETTER_ADVICE
+    ),
 ]
 
 
@@ -142,13 +147,14 @@ class PipelineKeys(StrictBlock):
 
 
 class Rule(NamedTuple):
-    """A rule, and the keys that it reads. It raises an error of `error_at` if the file breaks it.
-
-    The first key is the one that a broken rule refuses: later rules about that key are not checked.
-    """
+    """A rule, and the keys that it reads. A broken rule refuses the key at `at`, or else the first key of `keys`; later
+    rules about that first key are not checked."""
 
     keys: tuple[str, ...]
     check: Callable[[PipelineKeys], object]
+    """Returns whether the file breaks the rule; without `advice`, raises an error of `error_at` if it does."""
+    advice: str = ""
+    at: KeyPath = ()
 
 
 def check_rules(file: PipelineKeys, refused: Iterable[str] = ()) -> None:
@@ -157,7 +163,8 @@ def check_rules(file: PipelineKeys, refused: Iterable[str] = ()) -> None:
     for rule in RULES:
         if invalid.isdisjoint(rule.keys):
             try:
-                rule.check(file)
+                if rule.check(file) and rule.advice:
+                    raise error_at(rule.at or rule.keys[:1], rule.advice)
             except PydanticCustomError as error:
                 broken.append(InitErrorDetails(type=error, loc=(), input=None))  # no input: it may be a secret
                 invalid.add(rule.keys[0])
@@ -165,9 +172,9 @@ def check_rules(file: PipelineKeys, refused: Iterable[str] = ()) -> None:
         raise ValidationError.from_exception_data("Pipeline", broken)
 
 
-def _registry_has_a_connection(file: PipelineKeys) -> None:
-    if file.schema_registry == "connection" and file.kafka.connection is None:
-        raise error_at(("schema_registry",), "the file has no `kafka.connection`; write `schema_registry: {url: URL}`")
+def _streams_take_topics_that_are_read(file: PipelineKeys) -> None:
+    if file.streams is not None:
+        check_streams(file.streams, file.kafka.subscribes_to_topic, file.kafka.named_topics)
 
 
 def _decoders_have_a_registry(file: PipelineKeys) -> None:
@@ -175,122 +182,27 @@ def _decoders_have_a_registry(file: PipelineKeys) -> None:
         refuse_registry_decoders(file.decode, ("decode",))
 
 
-def _there_is_a_handler(file: PipelineKeys) -> None:
-    if file.streams is None and file.handler is None:
-        raise error_at(("handler",), "missing; add `handler` or `streams`")
-
-
-def _streams_take_topics_that_are_read(file: PipelineKeys) -> None:
-    if file.streams is not None:
-        check_streams(file.streams, file.kafka.subscribes_to_topic, file.kafka.named_topics)
-
-
 def _decoders_of_streams_have_a_registry(file: PipelineKeys) -> None:
     for number, stream in enumerate(file.streams or () if file.schema_registry is None else ()):
         refuse_registry_decoders(stream.decode, ("streams", number, "decode"))
 
 
-def _filter_has_a_handler(file: PipelineKeys) -> None:
-    if file.streams is not None and file.handler is None and file.filter is not None:
-        raise error_at(
-            ("filter",),
-            "it filters the records of `handler`, which the file does not have; add `handler`, or move the filter "
-            "into a stream",
-        )
+def _topic_is_not_read(file: PipelineKeys, topic: str | None, at: KeyPath, consequence: str) -> None:
+    if topic is not None and file.kafka.subscribes_to_topic(topic):
+        raise error_at(at, f"the pipeline reads the topic {topic}, so it would {consequence}; name another topic")
 
 
 def _outputs_go_to_topics_that_are_not_read(file: PipelineKeys) -> None:
     for number, output in enumerate(file.outputs or ()):
-        if output.topic and file.kafka.subscribes_to_topic(output.topic):
-            raise error_at(
-                ("outputs", number, "topic"),
-                f"the pipeline reads the topic {output.topic}, so it would read its own output for ever; name "
-                f"another topic",
-            )
-
-
-def _tracking_has_steps(file: PipelineKeys) -> None:
-    if not file.tracking and file.steps is None:
-        raise error_at(("tracking",), "it has no effect without `steps`; remove it")
-
-
-def _output_tables_have_tracking(file: PipelineKeys) -> None:
-    if not file.tracking and any(output.table for output in file.outputs or ()):
-        raise error_at(
-            ("tracking",), "an output table holds the rows of acked records, which `tracking` finds; remove this key"
-        )
-
-
-_NO_EDGES = "it logs the edges of trees, which need `steps` and no `tracking: false`; remove it"
-
-
-def _debug_has_steps(file: PipelineKeys) -> None:
-    if file.debug is not None and file.steps is None:
-        raise error_at(("debug",), _NO_EDGES)
-
-
-def _debug_has_tracking(file: PipelineKeys) -> None:
-    if file.debug is not None and not file.tracking:
-        raise error_at(("debug",), _NO_EDGES)
-
-
-def _retries_have_rows(file: PipelineKeys) -> None:
-    if not file.record_outcomes and file.guarantee == "at_least_once":
-        raise error_at(
-            ("record_outcomes",),
-            "at_least_once needs the rows of outcomes, which record the failures to retry; remove this key, or "
-            "write `guarantee: at_most_once` or `guarantee: no_guarantee`",
-        )
-
-
-def _outputs_have_rows(file: PipelineKeys) -> None:
-    if not file.record_outcomes and file.outputs:
-        raise error_at(
-            ("record_outcomes",),
-            "outputs hold the rows of acked records, which the rows of outcomes name; remove this key",
-        )
+        _topic_is_not_read(file, output.topic, ("outputs", number, "topic"), "read its own output for ever")
 
 
 def _dead_letters_are_not_read_again(file: PipelineKeys) -> None:
-    topic = file.dead_letter_topic
-    if topic is not None and file.kafka.subscribes_to_topic(topic):
-        raise error_at(
-            ("dead_letter",),
-            f"the pipeline reads the topic {topic}, so it would read its dead letters again for ever; name another "
-            f"topic",
-        )
-
-
-def _key_hash_has_a_secret(file: PipelineKeys) -> None:
-    if file.audit.key_hash and file.kafka.connection is None:
-        raise error_at(
-            ("audit", "key_hash"),
-            f"it needs a secret, which is `{SECRET}` in the extra of the Kafka connection; write `kafka.connection` "
-            f"instead of `bootstrap_servers`",
-        )
-
-
-def _key_hash_has_rows(file: PipelineKeys) -> None:
-    if file.audit.key_hash and not file.record_outcomes:
-        raise error_at(("audit", "key_hash"), "there are no rows with `record_outcomes: false`; remove one of them")
-
-
-def _ack_topic_has_retries(file: PipelineKeys) -> None:
-    if file.ack_topic is not None and file.guarantee != "at_least_once":
-        raise error_at(
-            ("ack_topic",),
-            "a record in flight is tried again if no answer comes, which only `guarantee: at_least_once` does; remove "
-            "this key, or write that guarantee",
-        )
+    _topic_is_not_read(file, file.dead_letter_topic, ("dead_letter",), "read its dead letters again for ever")
 
 
 def _ack_topic_is_not_read_and_has_a_secret(file: PipelineKeys) -> None:
-    if file.ack_topic is not None and file.kafka.subscribes_to_topic(file.ack_topic):
-        raise error_at(
-            ("ack_topic",),
-            f"the pipeline reads the topic {file.ack_topic}, so it would handle its answers as records; name another "
-            f"topic",
-        )
+    _topic_is_not_read(file, file.ack_topic, ("ack_topic",), "handle its answers as records")
     if file.ack_topic is not None and file.kafka.connection is None:
         raise error_at(
             ("ack_topic",),
@@ -302,18 +214,6 @@ def _ack_topic_is_not_read_and_has_a_secret(file: PipelineKeys) -> None:
 def _ack_topic_has_no_dead_letters(file: PipelineKeys) -> None:
     if file.ack_topic is not None and file.ack_topic == file.dead_letter_topic:
         raise error_at(("ack_topic",), f"{file.ack_topic} is the dead-letter topic too; name another topic")
-
-
-def _in_flight_has_an_ack_topic(file: PipelineKeys) -> None:
-    if "in_flight" in file.model_fields_set and file.ack_topic is None:
-        raise error_at(
-            ("in_flight",), "it has no effect without `ack_topic`, from which the answers come; add that key"
-        )
-
-
-def _a_claimed_turn_has_fixed_executors(file: PipelineKeys) -> None:
-    if file.guarantee == "at_most_once" and is_true(file.spark.conf.get(DYNAMIC_ALLOCATION)):
-        raise error_at(("spark", "conf", DYNAMIC_ALLOCATION), DYNAMIC_ALLOCATION_REASON)
 
 
 def _start_has_its_time(file: PipelineKeys) -> None:
@@ -328,30 +228,89 @@ def _start_has_its_time(file: PipelineKeys) -> None:
         )
 
 
+_NO_EDGES = "it logs the edges of trees, which need `steps` and no `tracking: false`; remove it"
+
 RULES = (
-    Rule(("schema_registry", "kafka"), _registry_has_a_connection),
+    Rule(
+        ("schema_registry", "kafka"),
+        lambda file: file.schema_registry == "connection" and file.kafka.connection is None,
+        "the file has no `kafka.connection`; write `schema_registry: {url: URL}`",
+    ),
     Rule(("decode", "schema_registry"), _decoders_have_a_registry),
-    Rule(("streams", "handler"), _there_is_a_handler),
+    Rule(
+        ("streams", "handler"),
+        lambda file: file.streams is None and file.handler is None,
+        "missing; add `handler` or `streams`",
+        ("handler",),
+    ),
     Rule(("streams", "kafka"), _streams_take_topics_that_are_read),
     Rule(("streams", "schema_registry"), _decoders_of_streams_have_a_registry),
-    Rule(("streams", "handler", "filter"), _filter_has_a_handler),
+    Rule(
+        ("streams", "handler", "filter"),
+        lambda file: file.streams is not None and file.handler is None and file.filter is not None,
+        "it filters the records of `handler`, which the file does not have; add `handler`, or move the filter into a "
+        "stream",
+        ("filter",),
+    ),
     Rule(("steps",), lambda file: topology(file.steps or ())),
     Rule(("outputs", "steps"), lambda file: topology(file.steps or (), file.outputs or ())),
     Rule(("outputs", "kafka"), _outputs_go_to_topics_that_are_not_read),
-    Rule(("tracking", "steps"), _tracking_has_steps),
-    Rule(("tracking", "outputs"), _output_tables_have_tracking),
-    Rule(("debug", "steps"), _debug_has_steps),
-    Rule(("debug", "tracking"), _debug_has_tracking),
-    Rule(("record_outcomes", "guarantee"), _retries_have_rows),
-    Rule(("record_outcomes", "outputs"), _outputs_have_rows),
+    Rule(
+        ("tracking", "steps"),
+        lambda file: not file.tracking and file.steps is None,
+        "it has no effect without `steps`; remove it",
+    ),
+    Rule(
+        ("tracking", "outputs"),
+        lambda file: not file.tracking and any(output.table for output in file.outputs or ()),
+        "an output table holds the rows of acked records, which `tracking` finds; remove this key",
+    ),
+    Rule(("debug", "steps"), lambda file: file.debug is not None and file.steps is None, _NO_EDGES),
+    Rule(("debug", "tracking"), lambda file: file.debug is not None and not file.tracking, _NO_EDGES),
+    Rule(
+        ("record_outcomes", "guarantee"),
+        lambda file: not file.record_outcomes and file.guarantee == "at_least_once",
+        "at_least_once needs the rows of outcomes, which record the failures to retry; remove this key, or write "
+        "`guarantee: at_most_once` or `guarantee: no_guarantee`",
+    ),
+    Rule(
+        ("record_outcomes", "outputs"),
+        lambda file: not file.record_outcomes and file.outputs,
+        "outputs hold the rows of acked records, which the rows of outcomes name; remove this key",
+    ),
     Rule(("dead_letter", "kafka"), _dead_letters_are_not_read_again),
-    Rule(("audit", "kafka"), _key_hash_has_a_secret),
-    Rule(("audit", "record_outcomes"), _key_hash_has_rows),
-    Rule(("ack_topic", "guarantee"), _ack_topic_has_retries),
+    Rule(
+        ("audit", "kafka"),
+        lambda file: file.audit.key_hash and file.kafka.connection is None,
+        f"it needs a secret, which is `{SECRET}` in the extra of the Kafka connection; write `kafka.connection` "
+        f"instead of `bootstrap_servers`",
+        ("audit", "key_hash"),
+    ),
+    Rule(
+        ("audit", "record_outcomes"),
+        lambda file: file.audit.key_hash and not file.record_outcomes,
+        "there are no rows with `record_outcomes: false`; remove one of them",
+        ("audit", "key_hash"),
+    ),
+    Rule(
+        ("ack_topic", "guarantee"),
+        lambda file: file.ack_topic is not None and file.guarantee != "at_least_once",
+        "a record in flight is tried again if no answer comes, which only `guarantee: at_least_once` does; remove this "
+        "key, or write that guarantee",
+    ),
     Rule(("ack_topic", "kafka"), _ack_topic_is_not_read_and_has_a_secret),
     Rule(("ack_topic", "dead_letter"), _ack_topic_has_no_dead_letters),
-    Rule(("in_flight", "ack_topic"), _in_flight_has_an_ack_topic),
-    Rule(("spark", "guarantee"), _a_claimed_turn_has_fixed_executors),
+    Rule(
+        ("in_flight", "ack_topic"),
+        lambda file: "in_flight" in file.model_fields_set and file.ack_topic is None,
+        "it has no effect without `ack_topic`, from which the answers come; add that key",
+    ),
+    Rule(
+        ("spark", "guarantee"),
+        lambda file: file.guarantee == "at_most_once" and is_true(file.spark.conf.get(DYNAMIC_ALLOCATION)),
+        DYNAMIC_ALLOCATION_REASON,
+        ("spark", "conf", DYNAMIC_ALLOCATION),
+    ),
     Rule(("start", "start_timestamp"), _start_has_its_time),
 )
 """In the order in which a refusal names the problems. A rule that makes another one moot comes before it."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from ackline.pipeline.field_types import StreamOfStep, StrictBlock, TopicName
+from ackline.pipeline.field_types import InputStreams, StrictBlock, TopicName
 
 ROW_COLUMNS = ("_topic", "_partition", "_offset", "_attempt", "_lane", "_epoch", "_turn", "_anchors")
 """The columns that each row of an output table has beside the emitted ones: its record, and the turn that acked it."""
@@ -87,11 +87,7 @@ def obstacle_of_column(name: object) -> str | None:
 class OutputBlock(StrictBlock):
     """One output: the streams that it takes, and the table or topic that their rows go to."""
 
-    from_: Annotated[
-        list[StreamOfStep],
-        Field(alias="from", min_length=1),
-        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    ]
+    from_: InputStreams = Field(alias="from")
     table: Annotated[str, BeforeValidator(_table)] | None = None
     topic: TopicName | None = None
     columns: dict[str, Annotated[str, BeforeValidator(_column_type)]] | None = Field(None, min_length=1)

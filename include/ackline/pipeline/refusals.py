@@ -182,7 +182,7 @@ def refusal(
     `node` is what `read_yaml` returned for the file, `problems` are pydantic's, and `model` holds the keys that
     the file may have.
     """
-    keys = [_key(problem) for problem in problems]
+    keys = [".".join(map(str, _key_path(problem))) or "(whole file)" for problem in problems]
     lines = [
         f"{path}:{line_of(node, _key_path(problem))}: {key}: {_reason(key, problem, model)}"
         for key, problem in zip(keys, problems[:_MAX_PROBLEMS], strict=False)
@@ -197,25 +197,18 @@ def _key_path(problem: Mapping[str, Any]) -> KeyPath:
     return tuple(part for part in key_path if part not in ("[key]", MAPPING))  # pydantic's own marks, not keys
 
 
-def _key(problem: Mapping[str, Any]) -> str:
-    return ".".join(str(part) for part in _key_path(problem)) or "(whole file)"
-
-
 def _reason(key: str, problem: Mapping[str, Any], model: type[BaseModel]) -> str:
     kind, message = problem["type"], problem["msg"]
     if kind in OUR_KINDS:  # the text is that of a validator of this package
         return str(message.removeprefix("Value error, "))
     if kind == "extra_forbidden":
-        return RENAMED_KEYS.get(key) or _unknown_key(problem, model)
+        nearest = nearest_key(model, _key_path(problem))
+        advice = f"did you mean `{nearest}`?" if nearest else "check its spelling and indentation"
+        return RENAMED_KEYS.get(key) or f"unknown key; {advice}"
     if kind == "missing":
         advice = f"write {expected}" if (expected := expected_at(key)) else "add this key"
         return f"missing; {DEAD_LETTER_ADVICE if key == 'dead_letter' else advice}"
     return advice_for(key, kind, problem.get("ctx", {}), problem["input"])
-
-
-def _unknown_key(problem: Mapping[str, Any], model: type[BaseModel]) -> str:
-    nearest = nearest_key(model, _key_path(problem))
-    return f"unknown key; did you mean `{nearest}`?" if nearest else "unknown key; check its spelling and indentation"
 
 
 MAX_BYTES = 1 << 18

@@ -1,14 +1,8 @@
-"""The files that `ackline init` and `ackline adopt` write, and the shape of the records that they fit. Pure.
-
-The shape of some records: of what kind their values are, and which fields JSON objects have in common. Pure.
-
-A shape holds no value. It holds the name of a field only if most of the records have it: the name of such a field is
-part of the format, and a key that is data (a customer's id) is not in most records.
-
-The files that `ackline init` and `ackline adopt` write: a pipeline file, a handler and its test. Pure: texts alone.
+"""The files that `ackline init` and `ackline adopt` write: a pipeline file, a handler and its test. Pure: texts alone.
 
 What is written is a working example of its own: the pipeline file is valid, the handler acks records of the shape that
-was found, and the test passes.
+was found, and the test passes. A shape holds no value. It holds the name of a field only if most of the records have
+it: the name of such a field is part of the format, and a key that is data (a customer's id) is not in most records.
 """
 
 import json
@@ -67,8 +61,8 @@ def shape_of(values: Iterable[bytes | None]) -> RecordShape:
             continue
         kind, content = _read(value)
         kinds[kind] += 1
-        for name, word in _types_of_fields(content).items():
-            types.setdefault(name, Counter())[word] += 1
+        for name, item in content.items() if isinstance(content, dict) else ():
+            types.setdefault(name, Counter())[_TYPES[type(item)]] += 1
     objects = kinds[ValueKind.JSON_OBJECT]
     common = [name for name, words in types.items() if words.total() >= _MOST * objects and _FIELD.fullmatch(name)]
     kind = _most_common(kinds, records - nulls)
@@ -99,10 +93,6 @@ def _read(value: bytes) -> tuple[ValueKind, Any]:
     except (ValueError, RecursionError):
         return ValueKind.TEXT, None
     return (ValueKind.JSON_OBJECT if isinstance(content, dict) else ValueKind.JSON), content
-
-
-def _types_of_fields(content: object) -> dict[str, str]:
-    return {name: _TYPES[type(value)] for name, value in content.items()} if isinstance(content, dict) else {}
 
 
 _DECODERS = {ValueKind.JSON_OBJECT: "json", ValueKind.JSON: "json", ValueKind.TEXT: "utf8"}

@@ -1,14 +1,11 @@
-"""Streams of a pipeline: which one takes a record, and how its key and value are decoded. Pure.
-
-Which stream takes a record, and what its key and value are decoded to before the handler sees them. Pure.
+"""Streams of a pipeline: which one takes a record, and what its key and value are decoded to before the handler. Pure.
 
 A stream names the topics, the filter, the decoders and the handler of its records. A record goes to the first stream
 that covers its topic and whose filter returns True; the pipeline's own handler is the last stream and covers all
 topics. In Storm, RecordTranslator and ByTopicRecordTranslator have this role: a function of a record names the stream.
 
-Decoders that need only the bytes: they make text or JSON of a key or value, before the handler sees it. Pure.
-
-Avro and JSON Schema need the schema registry; their decoders are in `ackline.kafka.registry`.
+The decoders here need only the bytes. Those of Avro and JSON Schema, which need the schema registry, are in
+`ackline.kafka.registry`.
 """
 
 import json
@@ -20,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ackline.handler import Record
-from ackline.pipeline.field_types import MAPPING, CodePath, RegularExpression, StreamName, StrictBlock
+from ackline.pipeline.field_types import MAPPING, CodePath, RegularExpression, StreamName, StrictBlock, mapping_or
 from ackline.pipeline.refusals import KeyPath, error_at
 
 DecoderName = Literal["bytes", "utf8", "json", "avro", "json_schema"]
@@ -183,15 +180,13 @@ class RegistryBlock(StrictBlock):
     url: Annotated[str, BeforeValidator(_registry_addresses)]
 
 
-def _registry_kind(value: object) -> str | None:
-    if value == "connection":
-        return "connection"
-    return MAPPING if isinstance(value, (dict, RegistryBlock)) else None
-
-
 RegistryChoice = Annotated[
     Annotated[RegistryBlock, Tag(MAPPING)] | Annotated[Literal["connection"], Tag("connection")],
-    Discriminator(_registry_kind, custom_error_type="schema_registry", custom_error_message=_REGISTRY_ADVICE),
+    Discriminator(
+        mapping_or("connection", RegistryBlock),
+        custom_error_type="schema_registry",
+        custom_error_message=_REGISTRY_ADVICE,
+    ),
 ]
 
 

@@ -6,12 +6,12 @@ each one comes after all that it takes from, so one pass over them handles every
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeVar
+from typing import Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import model_validator
 
 from ackline.handler import DEFAULT_STREAM, SOURCE
-from ackline.pipeline.field_types import CodePath, StepName, StreamOfStep, StrictBlock
+from ackline.pipeline.field_types import CodePath, InputStreams, StepName, StrictBlock
 from ackline.pipeline.outputs import Output, OutputBlock, canonical_uri
 from ackline.pipeline.refusals import error_at
 
@@ -19,9 +19,6 @@ SOURCE_STEP = -1
 """The number of the step `source`, which comes before all others."""
 
 T = TypeVar("T")
-_InputStreams = Annotated[
-    list[StreamOfStep], Field(min_length=1), BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
-]
 
 
 class StepBlock(StrictBlock):
@@ -29,7 +26,7 @@ class StepBlock(StrictBlock):
 
     name: StepName
     handler: CodePath
-    input: _InputStreams
+    input: InputStreams
     group_by: Literal["key"] | None = None
     join: bool = False
 

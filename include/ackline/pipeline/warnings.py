@@ -142,14 +142,11 @@ def longest_wait(pipeline: "Pipeline") -> tuple[float, str | None]:
     between_runs, _ = _seconds_between_runs(pipeline.schedule)
     policies: list[tuple[RetryPolicy, str | None]] = [(policy, None)]
     policies += [(own, error_class) for error_class, own in sorted(policy.by_error.items()) if own is not None]
-    waits = [(_longest_wait_of(own, between_runs), error_class) for own, error_class in policies]
+    waits = [
+        (math.inf if own.max_retries == FOREVER else max(_sum_of_delays(own), own.max_retries * between_runs), name)
+        for own, name in policies
+    ]
     return max(waits, key=lambda wait: wait[0])
-
-
-def _longest_wait_of(policy: RetryPolicy, between_runs: float) -> float:
-    if policy.max_retries == FOREVER:
-        return math.inf
-    return max(_sum_of_delays(policy), policy.max_retries * between_runs)
 
 
 def _sum_of_delays(policy: RetryPolicy) -> float:
