@@ -69,7 +69,9 @@ _TESTS = Path(__file__).parent
 _SPARK = {"spark", "lab", "broker_to_kill", "cluster_of_three", "two_workers", "machines"}
 _AIRFLOW = {"airflow", "served"}
 _SERVERS = _SPARK | _AIRFLOW | {"broker", "s3_server"}
-"""The fixtures that start a server. Tests that start one by themselves have the mark `real`."""
+"""The fixtures that start a server. Tests that start one by themselves have the mark `real`, and so has a contract test
+whose parameter is a server."""
+_OF_SERVERS = {"s3", "broker", "brokers"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -81,7 +83,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order: dict[pytest.Item, int] = {}
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
-        if _SERVERS & fixtures:
+        chosen = (
+            item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        )
+        if _SERVERS & fixtures or any(isinstance(each, str) and each in _OF_SERVERS for each in chosen):
             item.add_marker("real")
         group = "airflow" if _AIRFLOW & fixtures else "spark" if _SPARK & fixtures else ""
         if item.config.getoption("loadgroup", False):

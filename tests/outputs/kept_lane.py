@@ -28,7 +28,11 @@ from ackline.tables.folder import Folder
 from ackline.tables.output_table import OutputTable
 from ackline.tables.publish import application_of
 from ackline.tables.turn_outcomes import TurnOutcomes
-from tests.tables.test_publish import ROWS
+
+ROWS = pa.schema(
+    [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("end_offset", pa.int64()),
+     ("attempt", pa.int32()), ("outcome", pa.string()), ("answer", pa.string())]
+)  # fmt: skip
 
 TP = TopicPartition("orders", 0)
 NOW = datetime(2024, 5, 6, tzinfo=UTC)

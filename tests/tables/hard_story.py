@@ -1,14 +1,17 @@
 """A lane with all that the views must tell apart: epochs, void and open turns, ranges, `lost`, another lane."""
 
 from dataclasses import replace
+from typing import Any
 
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.offsets import OffsetRange, ValuedRange
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnId, TurnKind
 from ackline.tables.store import LedgerStore
-from tests.tables.lane_rows import NOON, TP, turn, written
+from tests.tables.lane_rows import NOON, TP, store_turn, turn, written
 from tests.tables.story import START, failed, planned, settled
+
+Retries = tuple[ValuedRange[int], ...]
 
 
 def begin_hard_story(store: LedgerStore, newest_epoch: int = 1) -> None:
@@ -27,54 +30,43 @@ def begin_hard_story(store: LedgerStore, newest_epoch: int = 1) -> None:
 
 
 def _epoch_0(store: LedgerStore) -> None:
-    first = planned(1, OffsetRange(10, 20))
-    store.store_plan(first)
-    rows = [(offset, 1, "failed" if offset in (11, 12) else "acked") for offset in range(10, 20)]
-    store.store_outcomes(turn(1), [written(store, turn(1), rows, error_class="HTTPError")])
-    store.store_settlement(settled(1, 20, failed(11), failed(12), counts={"acked": 8, "failed": 2}), first)
-    second = planned(2, OffsetRange(20, 20), (ValuedRange(11, 13, 2),))
-    store.store_plan(second)
-    store.store_outcomes(turn(2), [written(store, turn(2), [(11, 2, "failed"), (12, 2, "acked")], error_class="E2")])
-    store.store_decisions(second, "run-2", {TP: [OutcomeRow(11, 0, Outcome.DEAD, NOON, "E2")]})
-    store.store_settlement(settled(2, 20, counts={"acked": 1, "failed": 1, "dead": 1}), second)
-    third = planned(3, OffsetRange(20, 25))
-    store.store_plan(third)
-    store.store_outcomes(turn(3), [written(store, turn(3), [(offset, 1, "acked") for offset in range(20, 25)])])
-    store.store_settlement(settled(3, 20, kind=TurnKind.VOID, counts={"acked": 5}), third)
-    fourth = planned(4, OffsetRange(20, 30))
-    store.store_plan(fourth)
-    rows = [(offset, 1, "failed" if offset == 20 else "acked") for offset in range(20, 30)]
-    store.store_outcomes(turn(4), [written(store, turn(4), rows, error_class="HTTPError")])
-    store.store_settlement(settled(4, 30, failed(20), counts={"acked": 9, "failed": 1}), fourth)
-    skip = planned(5, OffsetRange(40, 40), kind=TurnKind.SKIP)
-    store.store_plan(skip)
+    def run(n: int, start: int, end: int, failing: tuple[int, ...], retries: Retries = (), **more: Any) -> None:
+        rows = [(offset, 1, "failed" if offset in failing else "acked") for offset in range(start, end)]
+        file = written(store, turn(n), more.pop("rows", rows), error_class=more.pop("error_class", "HTTPError"))
+        decisions = more.pop("decisions", ())
+        store_turn(
+            store, planned(n, OffsetRange(start, end), retries), file, decisions=decisions,
+            settled=settled(n, more.pop("complete_to", end), *map(failed, more.pop("pending", failing)), **more),
+        )  # fmt: skip
+
+    run(1, 10, 20, (11, 12), counts={"acked": 8, "failed": 2})
+    rows, dead = [(11, 2, "failed"), (12, 2, "acked")], OutcomeRow(11, 0, Outcome.DEAD, NOON, "E2")
+    counts = {"acked": 1, "failed": 1, "dead": 1}
+    run(2, 20, 20, (), (ValuedRange(11, 13, 2),), rows=rows, error_class="E2", decisions=[dead], counts=counts)
+    run(3, 20, 25, (), complete_to=20, kind=TurnKind.VOID, counts={"acked": 5})
+    run(4, 20, 30, (20,), counts={"acked": 9, "failed": 1})
     ranges = [OutcomeRow(18, 0, Outcome.EXPIRED, NOON, None, 40), OutcomeRow(19, 0, Outcome.SKIPPED, NOON, None, 20)]
-    store.store_decisions(skip, "run-5", {TP: ranges})
-    store.store_settlement(settled(5, 40, kind=TurnKind.SKIP, counts={"skipped": 11}), skip)
+    skipped = settled(5, 40, kind=TurnKind.SKIP, counts={"skipped": 11})
+    store_turn(store, planned(5, OffsetRange(40, 40), kind=TurnKind.SKIP), settled=skipped, decisions=ranges)
 
 
 def begin_reset(store: LedgerStore) -> None:
     """Stores the reset that ends epoch 0, alone."""
     reset = planned(6, OffsetRange(25, 25), kind=TurnKind.RESET)
-    store.store_plan(reset)
-    store.store_settlement(settled(6, 40, failed(20), kind=TurnKind.RESET), reset)
+    store_turn(store, reset, settled=settled(6, 40, failed(20), kind=TurnKind.RESET))
 
 
 def _epoch_1(store: LedgerStore) -> None:
     begin_reset(store)
-    first = planned(1, OffsetRange(25, 28), epoch=1)
-    store.store_plan(first)
-    rows = [(25, 1, "acked"), (26, 1, "failed"), (27, 1, "acked")]
-    store.store_outcomes(turn(1, 1), [written(store, turn(1, 1), rows)])
-    counts = {"acked": 2, "failed": 1}
-    store.store_settlement(settled(1, 28, failed(26), epoch=1, floor=25, counts=counts), first)
+    file = written(store, turn(1, 1), [(25, 1, "acked"), (26, 1, "failed"), (27, 1, "acked")])
+    first = settled(1, 28, failed(26), epoch=1, floor=25, counts={"acked": 2, "failed": 1})
+    store_turn(store, planned(1, OffsetRange(25, 28), epoch=1), file, settled=first)
     second = planned(2, OffsetRange(28, 30), epoch=1)
     store.store_plan(second)
     store.store_decisions(second, "run-2", {TP: [OutcomeRow(28, 0, Outcome.LOST, NOON, None, 30)]})
     store.store_settlement(settled(2, 30, failed(26), epoch=1, floor=26, counts={"lost": 2}), second)
     third = planned(3, OffsetRange(30, 35), (ValuedRange(26, 27, 2),), epoch=1)
-    store.store_plan(third)
-    store.store_outcomes(turn(3, 1), [written(store, turn(3, 1), [(26, 2, "acked"), (30, 1, "acked")])])
+    store_turn(store, third, written(store, turn(3, 1), [(26, 2, "acked"), (30, 1, "acked")]))
 
 
 def _backfill(store: LedgerStore) -> None:
@@ -82,7 +74,6 @@ def _backfill(store: LedgerStore) -> None:
         return turn(n)._replace(lane="backfill-x")
 
     store.store_settlement(replace(settled(0, START, kind=TurnKind.GENESIS), turn=lane(0)))
-    first = replace(planned(1, OffsetRange(10, 12)), turn=lane(1))
-    store.store_plan(first)
-    store.store_outcomes(lane(1), [written(store, lane(1), [(10, 1, "acked"), (11, 1, "failed")])])
-    store.store_settlement(replace(settled(1, 12, failed(11), counts={"acked": 1, "failed": 1}), turn=lane(1)), first)
+    file = written(store, lane(1), [(10, 1, "acked"), (11, 1, "failed")])
+    first = replace(settled(1, 12, failed(11), counts={"acked": 1, "failed": 1}), turn=lane(1))
+    store_turn(store, replace(planned(1, OffsetRange(10, 12)), turn=lane(1)), file, settled=first)

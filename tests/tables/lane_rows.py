@@ -3,14 +3,14 @@
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
-from ackline.ledger.fold import PartitionState
+from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 from ackline.tables.object_store import arrow_filesystem
@@ -36,6 +36,30 @@ def plan(n: int, run_id: str = "run", epoch: int = 0, pipeline: str = "orders") 
 def settlement(n: int, run_id: str = "run", epoch: int = 0, pipeline: str = "orders") -> Settlement:
     kind = TurnKind.RUN if n else TurnKind.GENESIS
     return Settlement(turn(n, epoch, pipeline), kind, run_id, NOON, {TP: SettledPartition("id", 0, PartitionState(n))})
+
+
+def store_turn(
+    store: LedgerStore,
+    planned: Plan,
+    *files: AddAction,
+    settled: Settlement | None = None,
+    decisions: Sequence[OutcomeRow] = (),
+) -> None:
+    """Stores a plan, its outcomes, its decisions if there are any, and its settlement if it is given."""
+    store.store_plan(planned)
+    if planned.kind in (TurnKind.RUN, TurnKind.VOID):
+        store.store_outcomes(planned.turn, list(files))
+    if decisions:
+        store.store_decisions(planned, planned.run_id, {TP: decisions})
+    if settled is not None:
+        store.store_settlement(settled, planned)
+
+
+def newest(store: LedgerStore) -> Settlement:
+    """Returns the newest settlement of a lane that has begun."""
+    found = store.newest()
+    assert found is not None
+    return found
 
 
 def written(

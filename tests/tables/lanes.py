@@ -1,5 +1,9 @@
 """Lanes with settled turns, for the tests of maintenance."""
 
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
 from deltalake import DeltaTable
 
 from ackline.ledger.fold import OutcomeRow
@@ -37,3 +41,23 @@ def begin_lane(store: LedgerStore, turns: int = 3) -> LedgerStore:
 def files(table: AuditTable) -> list[str]:
     """Returns the data files of the newest version."""
     return sorted(DeltaTable(table.uri).file_uris())
+
+
+class WithoutLock(AuditTable):
+    """A table as on an object store: no lock. At each read of the table `contested` one of the rivals commits before
+    the reader does."""
+
+    rivals: ClassVar[list[Callable[[], object]]] = []
+    contested: ClassVar[str] = "outcomes"
+    has_lock = False
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        yield
+
+    def open(self) -> DeltaTable | None:
+        """Returns the newest version, after which the next rival has committed."""
+        table = super().open()
+        if table is not None and self.name == self.contested and self.rivals:
+            self.rivals.pop(0)()
+        return table

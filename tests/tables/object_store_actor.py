@@ -1,6 +1,6 @@
 """A process that works on a lane in an object store, and dies at a given commit.
 
-`python -m tests.tables.object_store_actor ROOT WORK PLACE NUMBER`: WORK is `append`, `turn-N` or `maintain`, PLACE is
+`python -m tests.tables.object_store_actor ROOT WORK PLACE NUMBER`: WORK is `turn-N` or `maintain`, PLACE is
 `before`, `after` or `nowhere`, and NUMBER is that of the commit, counted from 1. PLACE `checkpoint` is after the first
 checkpoint was written, and before log entries go.
 """
@@ -49,15 +49,13 @@ def do_turn(store: LedgerStore, n: int) -> None:
 
 
 def main(root: str, work: str, place: str, number: str = "1") -> None:
-    """Does the work; prints the answer of an append."""
+    """Does the work."""
     store = LedgerStore(root, "orders", "live")
     if place == "checkpoint":
         table.expire_entries = die  # type: ignore[attr-defined, assignment]
     elif place != "nowhere":
         die_at(place, int(number))
-    if work == "append":
-        print(store.store_outcomes(turn(1), [written(store, turn(1), [(0, 1, "acked")])]))
-    elif work == "maintain":
+    if work == "maintain":
         maintain(root)
     else:
         do_turn(store, int(work.removeprefix("turn-")))

@@ -9,7 +9,7 @@ from ackline.ledger.offsets import LogBounds, OffsetRange, ValuedRange
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
 from ackline.tables.store import LedgerStore
-from tests.tables.lane_rows import NOON, TP, TP1, turn, written
+from tests.tables.lane_rows import NOON, TP, TP1, store_turn, turn, written
 
 LOG = LogBounds(0, 100)
 DUE = NOON + timedelta(minutes=5)
@@ -58,31 +58,23 @@ def begin_story(store: LedgerStore, others: bool = True, **settings: Any) -> Led
     which retention has taken [20, 24). Turn 3 is void; turn 4 is open.
     """
     store.store_settlement(settled(0, START, kind=TurnKind.GENESIS))
-    store.store_plan(planned(1, OffsetRange(10, 20)))
-    acked = [(offset, 1, "acked") for offset in range(10, 20) if offset not in (13, 15, 16)]
-    store.store_outcomes(
-        turn(1),
-        [
-            written(store, turn(1), acked),
-            written(store, turn(1), [(15, 1, "failed"), (16, 1, "failed")], message="503"),
-            *([written(store, turn(1), [(13, 1, "acked")], TP1)] if others else []),
-        ],
-    )
-    store.store_settlement(
-        settled(1, 20, failed(15), failed(16), counts={"acked": 7, "failed": 2}, gaps=1),
-        planned(1, OffsetRange(10, 20)),
-    )
-    second = planned(2, OffsetRange(24, 30), (ValuedRange(16, 17, 2),), **settings)
-    store.store_plan(second)
-    rows = [(16, 2, "failed"), *((offset, 1, "acked") for offset in range(24, 30))]
-    store.store_outcomes(turn(2), [written(store, turn(2), rows)])
+    files = [
+        written(store, turn(1), [(offset, 1, "acked") for offset in range(10, 20) if offset not in (13, 15, 16)]),
+        written(store, turn(1), [(15, 1, "failed"), (16, 1, "failed")], message="503"),
+        *([written(store, turn(1), [(13, 1, "acked")], TP1)] if others else []),
+    ]
+    first = settled(1, 20, failed(15), failed(16), counts={"acked": 7, "failed": 2}, gaps=1)
+    store_turn(store, planned(1, OffsetRange(10, 20)), *files, settled=first)
+    file = written(store, turn(2), [(16, 2, "failed"), *((offset, 1, "acked") for offset in range(24, 30))])
     dead = OutcomeRow(16, 0, Outcome.DEAD, NOON, "HTTPError", reason="after 2 attempts")
-    store.store_decisions(second, "run-2", {TP: [dead, OutcomeRow(20, 0, Outcome.EXPIRED, NOON, None, 24)]})
     counts = {"acked": 6, "failed": 1, "dead": 1, "expired": 4}
-    store.store_settlement(settled(2, 30, failed(15), counts=counts), second)
-    third = planned(3, OffsetRange(30, 40))
-    store.store_plan(third)
-    store.store_outcomes(turn(3), [written(store, turn(3), [(offset, 1, "acked") for offset in range(30, 40)])])
-    store.store_settlement(settled(3, 30, failed(15), kind=TurnKind.VOID), third)
+    store_turn(
+        store, planned(2, OffsetRange(24, 30), (ValuedRange(16, 17, 2),), **settings), file,
+        settled=settled(2, 30, failed(15), counts=counts),
+        decisions=[dead, OutcomeRow(20, 0, Outcome.EXPIRED, NOON, None, 24)],
+    )  # fmt: skip
+    file = written(store, turn(3), [(offset, 1, "acked") for offset in range(30, 40)])
+    void = settled(3, 30, failed(15), kind=TurnKind.VOID)
+    store_turn(store, planned(3, OffsetRange(30, 40)), file, settled=void)
     store.store_plan(planned(4, OffsetRange(30, 50), (ValuedRange(15, 16, 2),)))
     return store

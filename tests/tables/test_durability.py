@@ -6,19 +6,32 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from deltalake import DeltaTable, Transaction
 from deltalake.transaction import CommitProperties
 
+from ackline.errors import FatalError
+from ackline.ledger.fold import OutcomeRow
+from ackline.ledger.outcomes import UNIX_EPOCH, Outcome
+from ackline.spark.job import ReplayResult
+from ackline.steps.replay import add_actions
+from ackline.tables import table as audit_table
+from ackline.tables.maintenance import repair
 from ackline.tables.schemas import PARTITION_BY
 from ackline.tables.store import LedgerStore
 from ackline.tables.table import AuditTable
+from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
 from tests.e2e.lab import ROOT
-from tests.tables.lane_rows import settlement
+from tests.tables.lane_rows import DAY, NOON, TP, plan, settlement, turn
+from tests.tables.power_cuts import Disk
 from tests.tables.traced_turn import MARK, MUTANTS
 
 CALLS = "fsync,fdatasync,openat,rename,renameat,renameat2,link,linkat,write,pwrite64,mkdir,mkdirat"
@@ -160,3 +173,106 @@ def test_a_reader_syncs_the_entry_of_a_writer_that_died_before_it_did(
         synced.clear()
         reader.open()
         assert synced == [], "an entry is synced once by each handle"
+
+
+# ---- power cuts: what a process has acted on is never undone
+
+
+State = tuple[object, ...]
+Commit = Callable[[LedgerStore], bool]
+TURNS = 2
+
+
+def state_of(root: Path) -> State:
+    """Returns what a run would find, rows included."""
+    store = LedgerStore(str(root), "orders", "live")
+    newest = store.newest()
+    last = store.plans.version_of("ackline/orders/live/0/plan")
+    return (
+        newest,
+        store.plan(turn(last)) if last else None,
+        store.has_outcomes(turn(last)) if last else False,
+        store.has_decisions(turn(last)) if last else False,
+        store.outcomes_of(turn(last)).counts if last else None,
+    )
+
+
+def store_outcomes(store: LedgerStore, n: int) -> bool:
+    """Write and store outcomes as a Spark task and its driver do."""
+    files = OutcomeFiles(OutcomeTarget(store.outcomes.uri, turn(n), DAY, "run"))
+    at = np.full(10, (NOON - UNIX_EPOCH) // timedelta(microseconds=1), dtype=np.int64)
+    attempts = np.ones(10, dtype=np.int32)
+    files.add(TP, Outcome.ACKED, Chunk(np.arange(10, dtype=np.int64), at, attempts, at))
+    written = ReplayResult(tuple(files.close()), {}, 0, 0, {})
+    return store.store_outcomes(turn(n), add_actions(plan(n), written))
+
+
+def commits() -> dict[str, Commit]:
+    """Returns the commits of some turns in their order."""
+    of: dict[str, Commit] = {"genesis": lambda store: store.store_settlement(settlement(0))}
+    for n in range(1, TURNS + 1):
+        of[f"plan {n}"] = partial(LedgerStore.store_plan, plan=plan(n))
+        of[f"outcomes {n}"] = partial(store_outcomes, n=n)
+        decided = {TP: [OutcomeRow(5, 0, Outcome.DEAD, NOON)]} if n == 1 else {}
+        of[f"decisions {n}"] = partial(LedgerStore.store_decisions, plan=plan(n), run_id="run", decisions=decided)
+        of[f"settlement {n}"] = partial(LedgerStore.store_settlement, settlement=settlement(n), plan=plan(n))
+    return of
+
+
+def test_fault_32_after_a_power_cut_at_any_moment_a_commit_is_whole_or_can_be_made_again(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Includes the first commit, which creates its table, and checkpoints, which are due after every third commit."""
+    monkeypatch.setattr(audit_table, "CHECKPOINT_EVERY", 3)
+    copies, trial = tmp_path / "copies", tmp_path / "trial"
+    copies.mkdir()
+    Path(root).mkdir()
+    disk, store = Disk(Path(root), copies), LedgerStore(root, "orders", "live")
+    before, tried = state_of(Path(root)), Counter[str]()
+    for name, commit in commits().items():
+        *cuts, acknowledged = disk.watch(partial(commit, store), monkeypatch)
+        after = state_of(Path(root))
+        assert not acknowledged.names | acknowledged.contents, f"{name} is acknowledged and not on the disk"
+        for cut in cuts:
+            for fates, found in cut.outcomes(trial):
+                state = _state_or_refusal(found)
+                tried[type(state).__name__] += 1
+                if isinstance(state, FatalError):
+                    _check_repair(found, state)
+                    assert state_of(found) == before, f"{name}: {fates}"
+                else:
+                    assert state in (before, after), f"{name}: {fates}"
+                commit(LedgerStore(str(found), "orders", "live"))
+                assert state_of(found) == after, f"{name} again: {fates}"
+        before = after
+    assert tried["tuple"] > 100
+    # Only the first entry of each table can be torn: an append syncs its entry before it gives it its name.
+    assert tried["FatalError"] >= 3
+
+
+def _state_or_refusal(root: Path) -> State | FatalError:
+    try:
+        return state_of(root)
+    except FatalError as error:
+        return error
+
+
+def _check_repair(root: Path, refusal: FatalError) -> None:
+    """Repairs the one table that was refused by the name of its torn entry."""
+    [torn] = repair(str(root))
+    assert f"its log entry {torn.file} is empty or cut short" in str(refusal)
+
+
+@pytest.mark.parametrize("left_out", ["sync_file", "sync_folder"])
+def test_a_disk_that_is_not_synced_is_detected(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: str
+) -> None:
+    for module in ("folder", "log"):
+        monkeypatch.setattr(f"ackline.tables.{module}.{left_out}", lambda path: None)
+    Path(root).mkdir()
+    (tmp_path / "copies").mkdir()
+    store = LedgerStore(root, "orders", "live")
+    *_, acknowledged = Disk(Path(root), tmp_path / "copies").watch(
+        lambda: store.store_settlement(settlement(0)), monkeypatch
+    )
+    assert acknowledged.names | acknowledged.contents

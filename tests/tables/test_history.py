@@ -1,17 +1,28 @@
 """What became of an offset, from real tables: each state is derived from rows, plans and the newest settlement."""
 
-from dataclasses import replace
+import json
+from pathlib import Path
 
 import pytest
 
 from ackline.ledger.explain import OffsetExplanation, explain_offset
 from ackline.ledger.fold import Pending, PendingKind
+from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange
-from ackline.ledger.turns import TurnKind
-from ackline.tables.history import evidence_of_offset
+from ackline.ledger.turns import LIVE, TurnId, TurnKind
+from ackline.tables.history import (
+    STEP_TURNS,
+    delta_versions,
+    evidence_of_offset,
+    log_starts_at,
+    recent_turns,
+    step_figures,
+)
 from ackline.tables.store import LedgerStore
-from tests.tables.lane_rows import NOON, TP, TP1, turn, written
+from ackline.tuples import Durations, StepCounts
+from tests.tables.lane_rows import NOON, TP, TP1, newest, store_turn, turn, written
 from tests.tables.story import DUE, LOG, START, begin_story, failed, planned, settled
+from tests.ui.stored_lanes import StoredPartition, write_lane
 
 
 @pytest.fixture
@@ -20,9 +31,7 @@ def lane(store: LedgerStore) -> LedgerStore:
 
 
 def explain(store: LedgerStore, offset: int, tp: TopicPartition = TP) -> OffsetExplanation:
-    newest = store.newest()
-    assert newest is not None
-    return explain_offset(evidence_of_offset(store, newest, tp, offset, LOG), NOON)
+    return explain_offset(evidence_of_offset(store, newest(store), tp, offset, LOG), NOON)
 
 
 @pytest.mark.parametrize(
@@ -80,21 +89,75 @@ def test_below_the_start_of_an_epoch_the_earlier_epoch_answers(lane: LedgerStore
     """A reset begins epoch 1 at 25, where nothing is read again yet; then a turn reads [25, 28) without 26."""
     open_plan = planned(4, OffsetRange(30, 50), (ValuedRange(15, 16, 2),))
     lane.store_settlement(settled(4, 30, failed(15), kind=TurnKind.VOID), open_plan)
-    reset = planned(5, OffsetRange(25, 25), kind=TurnKind.RESET)
-    lane.store_plan(reset)
-    lane.store_settlement(settled(5, 30, failed(15), kind=TurnKind.RESET), reset)
-    assert (explain(lane, 10).state, explain(lane, 13).state, explain(lane, 5).state) == (
-        "acked",
-        "gap",
-        "below the start",
-    )
+    reset = settled(5, 30, failed(15), kind=TurnKind.RESET)
+    store_turn(lane, planned(5, OffsetRange(25, 25), kind=TurnKind.RESET), settled=reset)
+    assert [explain(lane, offset).state for offset in (10, 13, 5)] == ["acked", "gap", "below the start"]
     assert explain(lane, 10).sentence.endswith("Turn 1 of epoch 0 settled it on 2026-03-01 at 12:00:00 UTC.")
     again = explain(lane, 27)
     assert (again.state, len(again.events)) == ("not yet read", 1)
     assert again.sentence.endswith("Epoch 0 settled it as acked.")
-    first = planned(1, OffsetRange(25, 28), epoch=1)
-    lane.store_plan(first)
-    rows = [(25, 1, "acked"), (27, 1, "acked")]
-    lane.store_outcomes(turn(1, 1), [written(lane, turn(1, 1), rows)])
-    lane.store_settlement(replace(settled(1, 28, epoch=1, floor=25)), first)
-    assert (explain(lane, 26).state, explain(lane, 27).state, explain(lane, 12).state) == ("gap", "acked", "acked")
+    file = written(lane, turn(1, 1), [(25, 1, "acked"), (27, 1, "acked")])
+    store_turn(lane, planned(1, OffsetRange(25, 28), epoch=1), file, settled=settled(1, 28, epoch=1, floor=25))
+    assert [explain(lane, offset).state for offset in (26, 27, 12)] == ["gap", "acked", "acked"]
+
+
+# ---- the newest turns as totals, and the Delta versions that hold a turn
+
+
+def stored_lane(root: Path, turns: int = 5) -> LedgerStore:
+    partitions = {TP: StoredPartition(fail_every=50, retention=10), TP1: StoredPartition(arrive=200)}
+    return write_lane(str(root), "orders", partitions, turns).store
+
+
+def test_totals_are_sums_over_all_partitions_oldest_turn_first(tmp_path: Path) -> None:
+    store = stored_lane(tmp_path)
+    turns = recent_turns(store, TurnId("orders", LIVE, 0, 5), 2, limit=3)
+    assert [turn.turn.n for turn in turns] == [3, 4, 5]
+    newest = store.newest()
+    assert newest is not None
+    assert turns[-1].settled_at == newest.settled_at
+    assert turns[-1].run_id == newest.run_id
+    assert turns[-1].outcomes == {"acked": 198, "failed": 2}
+    assert turns[-1].metrics["lag"] == sum(part.unsettled for part in newest.partitions.values())
+    assert {turn.partitions for turn in turns} == {2}
+
+
+def test_the_rows_that_are_read_are_bounded_whatever_the_number_of_partitions(tmp_path: Path) -> None:
+    """A lane of 30,000 partitions gets its two newest turns."""
+    turns = recent_turns(stored_lane(tmp_path), TurnId("orders", LIVE, 0, 5), 30_000, limit=60)
+    assert [turn.turn.n for turn in turns] == [4, 5]
+
+
+def test_the_log_starts_of_an_earlier_turn_are_known(tmp_path: Path) -> None:
+    assert log_starts_at(stored_lane(tmp_path), TurnId("orders", LIVE, 0, 2)) == {TP: 20, TP1: 0}
+
+
+def test_a_turn_is_found_in_the_log_of_each_table(tmp_path: Path) -> None:
+    store = stored_lane(tmp_path)
+    versions = delta_versions(store, TurnId("orders", LIVE, 0, 4))
+    assert versions.keys() == {"plan", "outcomes", "decisions", "settlement"}
+    for part, table in (("plan", store.plans), ("decisions", store.outcomes), ("settlement", store.settlements)):
+        entry = Path(table.uri, "_delta_log", f"{versions[part]:020}.json").read_text()
+        ids = [json.loads(line)["txn"] for line in entry.splitlines() if '"txn"' in line]
+        assert [(txn["appId"], txn["version"]) for txn in ids] == [(f"ackline/orders/live/0/{part}", 4)]
+    assert delta_versions(store, TurnId("orders", LIVE, 0, 99)) == {}
+
+
+def test_the_figures_of_steps_are_those_of_the_newest_turns_whatever_the_number_of_partitions(tmp_path: Path) -> None:
+    """Each turn counts once, although it has a row for each of two partitions."""
+    turns = STEP_TURNS + 3
+    figures = StepFigures({"source": StepCounts(2, 4, 1, 1, Durations(2, 10, 9)), "price": StepCounts(4)})
+    partitions = {TP: StoredPartition(arrive=1), TP1: StoredPartition(arrive=1)}
+    store = write_lane(str(tmp_path), "orders", partitions, turns, whole=False, steps=figures).store
+    newest = store.newest()
+    assert newest is not None
+    assert newest.steps == figures
+    found = step_figures(store, newest.turn, ["price"])
+    assert found.turns == STEP_TURNS
+    assert found.steps["source"] == StepCounts(200, 400, 100, 100, Durations(200, 1_000, 9))
+    assert step_figures(store, newest.turn).steps == found.steps
+
+
+def test_a_lane_without_steps_has_no_figures_of_them(tmp_path: Path) -> None:
+    store = stored_lane(tmp_path)
+    assert step_figures(store, TurnId("orders", LIVE, 0, 5)) == StepFigures({}, turns=0)

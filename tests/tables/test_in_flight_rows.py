@@ -24,7 +24,7 @@ from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
 from tests.support.memory import World
 from tests.support.memory_store import MemoryStore
 from tests.support.memory_table import OutcomesFile
-from tests.tables.lane_rows import NOON, TP, plan, settlement, turn, written
+from tests.tables.lane_rows import NOON, TP, plan, settlement, store_turn, turn, written
 
 MINUTE = timedelta(minutes=1)
 REPORT = AnswerReport(AckPosition("acks", "id", {0: 7}), {"acked": 2}, ("lost",))
@@ -122,10 +122,8 @@ def lane(tmp_path: Path) -> LedgerStore:
         ([(4, 2, "acked")], []),
     ]
     for n, (attempts, decisions) in enumerate(turns, 1):
-        store.store_plan(plan(n))
-        store.store_outcomes(turn(n), [written(store, turn(n), attempts)])
-        store.store_decisions(plan(n), "run", {TP: decisions} if decisions else {}, REPORT)
-        store.store_settlement(settlement(n), plan(n))
+        file = written(store, turn(n), attempts)
+        store_turn(store, plan(n), file, settled=settlement(n), decisions=decisions)
     return store
 
 

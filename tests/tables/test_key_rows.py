@@ -12,7 +12,7 @@ from ackline.pipeline.arguments import PartitionChoice
 from ackline.tables.maintenance import maintain
 from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.store import LedgerStore
-from tests.tables.lane_rows import NOON, TP, TP1, turn, written
+from tests.tables.lane_rows import NOON, TP1, store_turn, turn, written
 from tests.tables.story import START, planned, settled
 
 ROOTS = ["disk", "s3"]
@@ -32,30 +32,20 @@ def lane(store: LedgerStore) -> LedgerStore:
     """12 and 15 of partition 0 and 3 of partition 1 have the key. 15 failed twice, the first time without a hash, and
     falls into a skipped range beside 14. After a reset the topic was created anew: 12 there has another key."""
     store.store_settlement(settled(0, START, kind=TurnKind.GENESIS))
-    first = planned(1, OffsetRange(10, 16))
-    store.store_plan(first)
-    rows = [(12, 1, "acked"), (14, 1, "failed"), (15, 1, "failed")]
-    store.store_outcomes(
-        turn(1),
-        [
-            written(store, turn(1), rows, hashes={12: ORDER, 14: OTHER}),
-            written(store, turn(1), [(3, 1, "acked"), (12, 1, "acked")], TP1, hashes={3: ORDER, 12: OTHER}),
-        ],
-    )
-    store.store_settlement(settled(1, 16), first)
-    second = planned(2, OffsetRange(16, 16))
-    store.store_plan(second)
-    store.store_outcomes(turn(2), [written(store, turn(2), [(15, 2, "failed")], hashes={15: ORDER})])
+    files = [
+        written(
+            store, turn(1), [(12, 1, "acked"), (14, 1, "failed"), (15, 1, "failed")], hashes={12: ORDER, 14: OTHER}
+        ),
+        written(store, turn(1), [(3, 1, "acked"), (12, 1, "acked")], TP1, hashes={3: ORDER, 12: OTHER}),
+    ]
+    store_turn(store, planned(1, OffsetRange(10, 16)), *files, settled=settled(1, 16))
+    file = written(store, turn(2), [(15, 2, "failed")], hashes={15: ORDER})
     ranges = [OutcomeRow(15, 0, Outcome.SKIPPED, NOON, None, 30), OutcomeRow(13, 0, Outcome.EXPIRED, NOON, None, 15)]
-    store.store_decisions(second, "run-2", {TP: ranges})
-    store.store_settlement(settled(2, 30), second)
-    reset = planned(3, OffsetRange(12, 12), kind=TurnKind.RESET)
-    store.store_plan(reset)
-    store.store_settlement(settled(3, 30, kind=TurnKind.RESET), reset)
-    again = planned(1, OffsetRange(12, 14), epoch=1)
-    store.store_plan(again)
-    store.store_outcomes(turn(1, 1), [written(store, turn(1, 1), [(12, 1, "acked")], hashes={12: OTHER})])
-    store.store_settlement(settled(1, 14, epoch=1), again)
+    store_turn(store, planned(2, OffsetRange(16, 16)), file, settled=settled(2, 30), decisions=ranges)
+    reset = settled(3, 30, kind=TurnKind.RESET)
+    store_turn(store, planned(3, OffsetRange(12, 12), kind=TurnKind.RESET), settled=reset)
+    file = written(store, turn(1, 1), [(12, 1, "acked")], hashes={12: OTHER})
+    store_turn(store, planned(1, OffsetRange(12, 14), epoch=1), file, settled=settled(1, 14, epoch=1))
     return store
 
 
@@ -87,10 +77,8 @@ def test_a_row_of_another_lane_without_a_hash_is_found_by_the_offset(root: str, 
     backfill = lane.other_lane("backfill-x")
     of = turn(1)._replace(lane="backfill-x")
     backfill.store_settlement(replace(settled(0, START, kind=TurnKind.GENESIS), turn=of._replace(n=0)))
-    plan = replace(planned(1, OffsetRange(12, 13)), turn=of)
-    backfill.store_plan(plan)
-    backfill.store_outcomes(of, [written(backfill, of, [(12, 1, "acked")])])
-    backfill.store_settlement(replace(settled(1, 13), turn=of), plan)
+    plan, file = replace(planned(1, OffsetRange(12, 13)), turn=of), written(backfill, of, [(12, 1, "acked")])
+    store_turn(backfill, plan, file, settled=replace(settled(1, 13), turn=of))
     assert found(root) == [("backfill-x", 0, 0, 12, 1, "acked"), *OF_KEY]
     assert found(root, lane="backfill-x") == [("backfill-x", 0, 0, 12, 1, "acked")]
 

@@ -219,13 +219,6 @@ def test_a_shorter_retention_is_refused(root: str, store: LedgerStore, short: ti
     assert len(files(store.outcomes)) == 9
 
 
-def test_a_table_that_can_not_be_read_is_a_clear_error(root: str, store: LedgerStore) -> None:
-    begin_lane(store)
-    Path(files(store.plans)[0]).unlink()
-    with pytest.raises(FatalError, match=r"the table plans at .* can't be used"):
-        maintain(root)
-
-
 def test_a_table_that_can_not_be_read_holds_up_no_other_pipeline(root: str, store: LedgerStore) -> None:
     begin_lane(store)
     other = begin_lane(LedgerStore(root, "payments", "live"))

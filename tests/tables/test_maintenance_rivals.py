@@ -1,8 +1,7 @@
 """Maintenance without a lock, as on an object store: no writer fails because of it, and no row is stored twice."""
 
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -14,29 +13,10 @@ from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.store import LedgerStore
 from ackline.tables.table import AuditTable
 from tests.tables.lane_rows import TP, turn, written
-from tests.tables.lanes import FILES_A_TURN, ROWS_A_TURN, begin_lane, files, settle_turns
+from tests.tables.lanes import FILES_A_TURN, ROWS_A_TURN, WithoutLock, begin_lane, files, settle_turns
 from tests.tables.roots import EVERYWHERE
 
 ROOTS = EVERYWHERE
-
-
-class WithoutLock(AuditTable):
-    """A table as on an object store: no lock. At each read one of the rivals commits before the reader does."""
-
-    rivals: ClassVar[list[Callable[[], object]]] = []
-
-    has_lock = False
-
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        yield
-
-    def open(self) -> DeltaTable | None:
-        """Returns the newest version, after which the next rival has committed."""
-        table = super().open()
-        if table is not None and self.name == "outcomes" and self.rivals:
-            self.rivals.pop(0)()
-        return table
 
 
 def no_rival() -> None:

@@ -1,8 +1,6 @@
 """Tables of an earlier version are read as they are, and the next write adds the columns that they lack."""
 
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,8 +16,8 @@ from ackline.tables.history import settled_turns, step_figures
 from ackline.tables.rows import plan_rows, settlement_rows
 from ackline.tables.store import LedgerStore
 from ackline.tables.table import AuditTable
-from tests.e2e.lab import ROOT
 from tests.tables.lane_rows import DAY, TP, plan, settlement, turn
+from tests.tables.spark_statements import spark
 
 FIGURES = pa.field("some_figures", pa.map_(pa.string(), pa.float64()))
 """A column that no version has yet: maps are added like any other."""
@@ -84,12 +82,9 @@ def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows
     assert (newest.turn, newest.partitions[TP].leader_epoch) == (turn(2), 7)
     assert (store.settlement(turn(1)), store.ledger_id()) == (settlement(1), before)
     assert _columns(older, "settlements")[-len(NEW) :] == NEW
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tables.spark_reader", f"{older}/orders/settlements", "turn", "topic", *NEW],
-        cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=150, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [
+    columns = ", ".join(["turn", "topic", *NEW])
+    read = spark(f"SELECT to_json(struct({columns})) FROM delta.`{older}/orders/settlements` ORDER BY turn")
+    assert [json.loads(row) for (row,) in read] == [
         {"turn": 0, "topic": "orders", **dict.fromkeys(NEW)},
         {"turn": 1, "topic": "orders", **dict.fromkeys(NEW)},
         {"turn": 2, "topic": "orders", **dict(zip(NEW, (None, {"acked": 3}, 7, None, {"fetch": 0.5}), strict=True))},

@@ -1,8 +1,6 @@
 """Which tables of a user an output appends to, and which it refuses before a record is handled."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from ackline.tables.folder import Folder
 from ackline.tables.object_store import options_of
 from ackline.tables.output_table import OF_ROW, WRITABLE_FEATURES, OutputTable
 from tests.tables.roots import EVERYWHERE
+from tests.tables.spark_statements import spark
 
 ROOTS = EVERYWHERE
 N = Field("n", PrimitiveType("long"))
@@ -131,16 +130,6 @@ def test_a_table_with_a_column_that_asks_something_of_its_writers_is_refused(
     create(str(tmp_path), Field("n", PrimitiveType("long"), nullable=bool(metadata), metadata=metadata))
     with pytest.raises(ConfigError, match=f"has the column n {what}"):
         OutputTable(str(tmp_path)).columns()
-
-
-def spark(*statements: str) -> Any:
-    """Runs SQL by delta-spark. Returns the rows of the last statement."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tables.spark_statements", *statements],
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.real

@@ -32,7 +32,7 @@ from ackline.tables.queries import AuditFilter, audit_pages, audit_rows
 from ackline.tables.scan import LaneScanner, Scan
 from ackline.tables.store import LedgerStore
 from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
-from tests.tables.lane_rows import DAY, NOON, TP, TP1, plan, settlement, turn, written
+from tests.tables.lane_rows import DAY, NOON, TP, TP1, plan, settlement, store_turn, turn, written
 
 Key = tuple[str, int, int, int, int, str, bool]
 OUTCOMES = ["acked", "failed", "dead"]
@@ -55,11 +55,8 @@ def drawn(store: LedgerStore) -> list[Key]:
         chosen = [(offset, attempt, draw.choice(OUTCOMES)) for offset in offsets for attempt in (1, 2)]
         decided = OutcomeRow(n * 3, 0, Outcome.EXPIRED, NOON, "HTTPError", n * 3 + 5)
         tps = (TP, TP1, TopicPartition("payments", 0))
-        store.store_plan(plan(n))
-        store.store_outcomes(turn(n), [written(store, turn(n), chosen, tp) for tp in tps])
-        store.store_decisions(plan(n), "run", {TP: [decided]})
-        if n < 5:
-            store.store_settlement(settlement(n), plan(n))
+        written_files = [written(store, turn(n), chosen, tp) for tp in tps]
+        store_turn(store, plan(n), *written_files, settled=settlement(n) if n < 5 else None, decisions=[decided])
         rows += [(*tp, offset, n, attempt, outcome, n < 5) for tp in tps for offset, attempt, outcome in chosen]
         rows += [(*TP, decided.offset, n, 0, "expired", n < 5)]
     return sorted(rows, key=lambda row: (*row[:4], row[4] == 0, row[4]))
@@ -251,12 +248,9 @@ def test_of_a_compacted_file_only_the_row_groups_are_read_that_may_hold_the_offs
     """Also of a file whose first row group holds a range that reaches to the offset."""
     store.store_settlement(settlement(0))
     for n in range(1, 7):
-        store.store_plan(plan(n))
-        rows = [(offset, 1, "acked") for offset in range(n * 10, n * 10 + 10)]
-        store.store_outcomes(turn(n), [written(store, turn(n), rows)])
-        if n == 1:
-            store.store_decisions(plan(n), "run", {TP: [OutcomeRow(15, 0, Outcome.EXPIRED, NOON, None, 33)]})
-        store.store_settlement(settlement(n), plan(n))
+        file = written(store, turn(n), [(offset, 1, "acked") for offset in range(n * 10, n * 10 + 10)])
+        decisions = [OutcomeRow(15, 0, Outcome.EXPIRED, NOON, None, 33)] if n == 1 else []
+        store_turn(store, plan(n), file, settled=settlement(n), decisions=decisions)
     monkeypatch.setitem(maintenance.LAYOUTS, "outcomes", replace(maintenance.LAYOUTS["outcomes"], rows=11))
     maintain(root)
     for offset, most, found in ((65, 2, [65]), (32, 3, [15, 32])):  # of six; a group may hold rows of two turns
@@ -280,3 +274,34 @@ def fill(root: str, rows: int) -> None:
     result = ReplayResult(tuple(files.close()), {}, rows, 0)
     store.store_outcomes(turn(1), add_actions(plan(1), result))
     store.store_settlement(settlement(1), plan(1))
+
+
+# ---- the order of rows: a record's rows are its story, the oldest first
+
+
+def story(root: str, criteria: AuditFilter) -> list[tuple[Any, ...]]:
+    return [
+        (row["turn"], row["offset"], row["attempt"], row["outcome"]) for row in audit_rows(root, "orders", criteria)
+    ]
+
+
+def test_the_decision_of_a_turn_comes_after_the_attempt_that_led_to_it(root: str, store: LedgerStore) -> None:
+    """Also if the clock of the machine that settles is behind the executor's."""
+    store.store_settlement(settlement(0))
+    store_turn(store, plan(1), written(store, turn(1), [(3, 1, "failed")]), settled=settlement(1))
+    dead = OutcomeRow(3, 0, Outcome.DEAD, NOON.replace(hour=11), "ValueError", reason="after 2 attempts")
+    file = written(store, turn(2), [(3, 2, "failed"), (4, 1, "failed")])
+    store_turn(store, plan(2), file, settled=settlement(2), decisions=[dead])
+    in_order = [(1, 3, 1, "failed"), (2, 3, 2, "failed"), (2, 3, 0, "dead")]
+    assert story(root, AuditFilter(offsets=OffsetRange(3, 4))) == in_order
+    assert story(root, AuditFilter(everything=True)) == [*in_order, (2, 4, 1, "failed")]
+
+
+def test_a_later_row_of_a_range_comes_after_the_attempts_of_an_offset_in_it(root: str, store: LedgerStore) -> None:
+    store.store_settlement(settlement(0))
+    file = written(store, turn(1), [(3, 1, "failed"), (4, 1, "failed")])
+    store_turn(store, plan(1), file, settled=settlement(1))
+    skipped = OutcomeRow(0, 0, Outcome.SKIPPED, NOON, None, 10, "gone bad")
+    store_turn(store, plan(2), settled=settlement(2), decisions=[skipped])
+    assert story(root, AuditFilter(offsets=OffsetRange(4, 5))) == [(1, 4, 1, "failed"), (2, 0, 0, "skipped")]
+    assert [row[1] for row in story(root, AuditFilter())] == [0, 3, 4], "several offsets are sorted by offset"

@@ -196,18 +196,6 @@ def test_s53_of_fifty_drivers_one_takes_each_number_and_none_fails(root: str) ->
 # ---- kills ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("place", "again"), [("before", "True"), ("after", "False")])
-def test_a_kill_between_data_and_log_entry_leaves_no_row_and_one_after_it_no_second(
-    root: str, place: str, again: str
-) -> None:
-    assert acted(root, "append", place).returncode == DIED
-    store = LedgerStore(root, "orders", "live")
-    assert store.outcomes.read(None).num_rows == (place == "after")
-    done = acted(root, "append", "nowhere")
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, again, "")
-    assert store.outcomes.read(None).num_rows == 1
-
-
 def acted(root: str, work: str, place: str, number: int = 1) -> "subprocess.CompletedProcess[str]":
     """Lets a process do its work, and die at a place."""
     command = [sys.executable, "-m", "tests.tables.object_store_actor", root, work, place, str(number)]

@@ -22,7 +22,7 @@ from ackline.tables.maintenance import maintain
 from ackline.tables.sql import VIEWS, sql_result
 from ackline.tables.store import LedgerStore
 from tests.tables.hard_story import begin_hard_story, begin_reset
-from tests.tables.lane_rows import NOON, TP, plan, settlement, turn, written
+from tests.tables.lane_rows import NOON, plan, settlement, store_turn, turn, written
 from tests.tables.lanes import begin_lane
 from tests.tables.story import begin_story, failed, planned, settled
 
@@ -72,26 +72,20 @@ def test_runs_have_start_end_duration_and_records(root: str, store: LedgerStore)
 
 def test_after_a_reset_the_views_show_the_new_epoch(root: str, lane: LedgerStore) -> None:
     lane.store_settlement(settled(4, 30, failed(15), kind=TurnKind.VOID), planned(4, OffsetRange(30, 50)))
-    reset = planned(5, OffsetRange(25, 25), kind=TurnKind.RESET)
-    lane.store_plan(reset)
-    lane.store_settlement(settled(5, 30, failed(15), kind=TurnKind.RESET), reset)
+    reset = settled(5, 30, failed(15), kind=TurnKind.RESET)
+    store_turn(lane, planned(5, OffsetRange(25, 25), kind=TurnKind.RESET), settled=reset)
     assert rows(root, "SELECT (SELECT count(*) FROM outcomes), (SELECT count(*) FROM pending)") == [(0, 0)]
-    first = planned(1, OffsetRange(25, 28), epoch=1)
-    lane.store_plan(first)
-    lane.store_outcomes(turn(1, 1), [written(lane, turn(1, 1), [(25, 1, "acked")])])
-    lane.store_settlement(settled(1, 28, epoch=1, floor=25), first)
+    file, first = written(lane, turn(1, 1), [(25, 1, "acked")]), settled(1, 28, epoch=1, floor=25)
+    store_turn(lane, planned(1, OffsetRange(25, 28), epoch=1), file, settled=first)
     assert rows(root, 'SELECT epoch, "offset" FROM outcomes') == [(1, 25)]
 
 
 def test_a_record_that_failed_before_its_range_was_skipped_is_skipped(root: str, lane: LedgerStore) -> None:
     lane.store_settlement(settled(4, 30, failed(15), kind=TurnKind.VOID), planned(4, OffsetRange(30, 50)))
-    skip = planned(5, OffsetRange(40, 40), kind=TurnKind.SKIP)
-    lane.store_plan(skip)
-    lane.store_decisions(skip, "run-5", {TP: [OutcomeRow(15, 0, Outcome.SKIPPED, NOON, None, 16)]})
-    lane.store_settlement(settled(5, 40, kind=TurnKind.SKIP), skip)
-    assert rows(root, 'SELECT outcome, attempts FROM records WHERE "offset" = 15 AND end_offset IS NULL') == [
-        ("skipped", 1)
-    ]
+    skip, skipped = settled(5, 40, kind=TurnKind.SKIP), OutcomeRow(15, 0, Outcome.SKIPPED, NOON, None, 16)
+    store_turn(lane, planned(5, OffsetRange(40, 40), kind=TurnKind.SKIP), settled=skip, decisions=[skipped])
+    query = 'SELECT outcome, attempts FROM records WHERE "offset" = 15 AND end_offset IS NULL'
+    assert rows(root, query) == [("skipped", 1)]
 
 
 def test_several_pipelines_are_read_together_or_one_by_name(root: str, lane: LedgerStore) -> None:
@@ -166,21 +160,13 @@ def test_the_command_prints_a_table_json_csv_or_a_file(
 
 def test_the_history_lists_turns_and_acts_newest_first(root: str, lane: LedgerStore) -> None:
     lane.store_settlement(settled(4, 30, failed(15), kind=TurnKind.VOID), planned(4, OffsetRange(30, 50)))
-    skip = planned(5, OffsetRange(40, 40), kind=TurnKind.SKIP)
-    lane.store_plan(skip)
     done = replace(
         settled(5, 40, kind=TurnKind.SKIP), actor="ada", reason="poison batch", settled_at=NOON + timedelta(hours=6)
     )
-    lane.store_settlement(done, skip)
+    store_turn(lane, planned(5, OffsetRange(40, 40), kind=TurnKind.SKIP), settled=done)
     turns = settled_turns(root, "orders")
-    assert [(turn.turn, turn.kind) for turn in turns] == [
-        (5, "skip"),
-        (4, "void"),
-        (3, "void"),
-        (2, "run"),
-        (1, "run"),
-        (0, "genesis"),
-    ]
+    assert [turn.turn for turn in turns] == [5, 4, 3, 2, 1, 0]
+    assert [turn.kind for turn in turns] == ["skip", "void", "void", "run", "run", "genesis"]
     assert (turns[0].actor, turns[0].reason, turns[0].partitions) == ("ada", "poison batch", 1)
     assert turns[-1].start is None
     assert settled_turns(root, "orders", limit=2) == turns[:2]
@@ -249,10 +235,8 @@ def test_attempts_are_the_rows_of_all_lanes_epochs_and_turns_and_void_and_open_o
 def test_right_after_a_reset_nothing_is_pending_and_no_row_is_of_the_new_epoch(root: str, store: LedgerStore) -> None:
     """The settlement of the reset still names what was pending: it is pending no more."""
     store.store_settlement(settled(0, 10, kind=TurnKind.GENESIS))
-    first = planned(1, OffsetRange(10, 21))
-    store.store_plan(first)
-    store.store_outcomes(turn(1), [written(store, turn(1), [(20, 1, "failed")])])
-    store.store_settlement(settled(1, 21, failed(20)), first)
+    file = written(store, turn(1), [(20, 1, "failed")])
+    store_turn(store, planned(1, OffsetRange(10, 21)), file, settled=settled(1, 21, failed(20)))
     begin_reset(store)
     for view in ("outcomes", "records", "pending"):
         assert rows(root, f"SELECT count(*) FROM {view}") == [(0,)], view

@@ -1,24 +1,30 @@
 """The ledger store on real Delta tables: its fences, and races for a number. See also test_memory_store.py."""
 
-import contextlib
 import multiprocessing
-from collections.abc import Callable, Iterator
 from datetime import date, timedelta
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from typer.testing import CliRunner
 
+from ackline.cli.app import app
+from ackline.errors import ConfigError
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import Marker, MarkerKind, Plan, Settlement, TurnKind
+from ackline.tables.layout import all_lanes
 from ackline.tables.maintenance import maintain, open_turns
+from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.rows import settlement_from_rows, settlement_rows
+from ackline.tables.schemas import SETTLEMENTS
 from ackline.tables.store import LedgerStore
 from ackline.tables.table import AuditTable
-from tests.tables.lane_rows import NOON, TP, plan, settlement, turn, written
-from tests.tables.roots import EVERYWHERE
+from tests.tables.lane_rows import NOON, TP, TP1, plan, settlement, turn, written
+from tests.tables.lanes import WithoutLock
+from tests.tables.roots import EVERYWHERE, ON_DISK
 
 ROOTS = EVERYWHERE
 
@@ -124,43 +130,19 @@ def test_s53_of_processes_that_race_for_a_number_one_wins_and_the_others_read_th
         assert winners == [winner[n] for n in range(1, NUMBERS + 1)]
 
 
-class WithoutLock(AuditTable):
-    """A table as on an object store: no lock, and a rival that commits between our read and our commit."""
-
-    rival: Callable[[], object] | None = None
-    has_lock = False
-
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        yield
-
-    def open(self) -> DeltaTable | None:
-        """Returns the newest version, after which, once, the rival has committed."""
-        table = super().open()
-        if table is not None and self.rival is not None:
-            rival, self.rival = self.rival, None
-            rival()
-        return table
-
-
 @pytest.mark.parametrize("number", [0, 1, 5])
-def test_without_a_lock_the_fence_alone_refuses_the_slower_of_two(root: str, number: int) -> None:
-    slow, quick = WithoutLock(root, "settlements"), WithoutLock(root, "settlements")
+@pytest.mark.parametrize("theirs", ["app", "another"])
+def test_without_a_lock_the_fence_alone_refuses_the_slower_of_two_and_another_pipelines_commit_is_no_conflict(
+    root: str, number: int, theirs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, quick = WithoutLock(root, "settlements"), AuditTable(root, "settlements")
     slow.create()
-    rows = AuditTable(root, "settlements").read({"turn": 0})
-    slow.rival = lambda: quick.append(rows, "app", number)
+    rows = quick.read({"turn": 0})
+    monkeypatch.setattr(WithoutLock, "contested", "settlements")
+    monkeypatch.setattr(WithoutLock, "rivals", [lambda: quick.append(rows, theirs, number)])
+    assert slow.append(rows, "app", number) is (theirs == "another")
+    assert slow.version_of("app") == slow.version_of(theirs) == number
     assert not slow.append(rows, "app", number)
-    assert slow.version_of("app") == number
-    assert not slow.append(rows, "app", number)
-
-
-def test_without_a_lock_another_pipelines_commit_in_between_is_no_conflict(root: str) -> None:
-    slow, quick = WithoutLock(root, "settlements"), WithoutLock(root, "settlements")
-    slow.create()
-    rows = AuditTable(root, "settlements").read({"turn": 0})
-    slow.rival = lambda: quick.append(rows, "another", 1)
-    assert slow.append(rows, "app", 1)
-    assert (slow.version_of("app"), slow.version_of("another")) == (1, 1)
 
 
 def test_all_rows_of_a_turn_have_the_day_of_its_plan_as_their_partition(store: LedgerStore) -> None:
@@ -178,3 +160,75 @@ def test_all_rows_of_a_turn_have_the_day_of_its_plan_as_their_partition(store: L
 def test_settlements_of_a_version_without_metrics_are_read() -> None:
     rows = settlement_rows(settlement(1), NOON.date())
     assert settlement_from_rows(rows.drop_columns(["metrics", "totals", "gaps_above_floor"])) == settlement(1)
+
+
+@ON_DISK
+def test_each_lane_has_three_tables_in_a_folder_of_its_own(root: str) -> None:
+    for pipeline, lane in [("orders", "live"), ("orders", "backfill-7"), ("plans", "live")]:
+        LedgerStore(root, pipeline, lane).store_settlement(settlement(0, pipeline=pipeline))
+    assert [str(path.parent.relative_to(root)) for path in sorted(Path(root).rglob("_delta_log"))] == [
+        "orders/backfill-7/settlements", "orders/settlements", "plans/settlements",
+    ]  # fmt: skip
+    assert [(lane.pipeline, lane.lane) for lane in all_lanes(root)] == [
+        ("orders", "live"), ("orders", "backfill-7"), ("plans", "live")
+    ]  # fmt: skip
+
+
+def test_the_audit_puts_the_lanes_of_a_pipeline_together_again(root: str, store: LedgerStore) -> None:
+    lane, other = LedgerStore(root, "orders", "backfill-7"), LedgerStore(root, "payments", "live")
+    for each, offset in ((store, 1), (lane, 2), (other, 3)):
+        of = turn(1, pipeline=each.pipeline)._replace(lane=each.lane)
+        each.store_outcomes(of, [written(each, of, [(offset, 1, "acked")])])
+    each_row = [(row["lane"], row["offset"]) for row in list(audit_rows(root, "orders", AuditFilter(everything=True)))]
+    assert each_row == [("live", 1), ("backfill-7", 2)]
+
+
+@ON_DISK
+def test_the_first_layout_is_refused_with_what_to_do(
+    root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DeltaTable.create(f"{root}/settlements", SETTLEMENTS, partition_by=["pipeline", "plan_date"])
+    for refused in (store.newest, lambda: maintain(root), lambda: list(audit_rows(root, "orders", AuditFilter()))):
+        with pytest.raises(ConfigError, match=r"first layout.*Point ACKLINE_AUDIT at an empty folder"):
+            refused()
+    monkeypatch.setenv("ACKLINE_AUDIT", root)
+    assert isinstance(CliRunner().invoke(app, ["maintain"]).exception, ConfigError)
+    assert not Path(store.folder).exists()
+
+
+# ---- filtered reads
+
+
+@pytest.fixture
+def outcomes(store: LedgerStore) -> AuditTable:
+    """Two files: one of ten acked rows without an error class, and one of a decision with one."""
+    store.store_settlement(settlement(0))
+    store.store_plan(plan(1))
+    store.store_outcomes(turn(1), [written(store, turn(1), [(offset, 1, "acked") for offset in range(10)])])
+    store.store_decisions(plan(1), "run", {TP1: [OutcomeRow(7, 0, Outcome.DEAD, NOON, "HTTPError")]})
+    store.store_settlement(settlement(1), plan(1))
+    return store.outcomes
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("where", [{"error_class": "HTTPError"}, {"run_id": "run", "outcome": "dead"}])
+def test_a_filter_on_a_column_without_statistics_finds_its_rows(
+    root: str, outcomes: AuditTable, where: dict[str, str], compacted: bool
+) -> None:
+    if compacted:
+        maintain(root)
+    rows = outcomes.read(where).to_pylist()
+    assert [(row["partition"], row["offset"], row["outcome"]) for row in rows] == [(1, 7, "dead")]
+
+
+def test_a_file_whose_statistics_rule_a_match_out_is_not_opened(outcomes: AuditTable) -> None:
+    version = outcomes.open()
+    assert version is not None
+
+    def files(where: dict[str, str | int]) -> int:
+        return len(list(outcomes.dataset(version, where).get_fragments()))
+
+    assert files({"epoch": 0}) == 2
+    assert files({"partition": TP.partition}) == files({"outcome": "dead"}) == files({"turn": 1, "attempt": 1}) == 1
+    assert files({"turn": 2}) == files({"topic": "other"}) == 0
+    assert files({"error_class": "HTTPError"}) == 2, "it has no statistics"

@@ -31,26 +31,6 @@ from tests.tables.roots import EVERYWHERE, ON_DISK
 ROOTS = EVERYWHERE
 
 
-def test_outcomes_and_decisions_of_a_turn_are_read_together(store: LedgerStore) -> None:
-    files = [
-        written(store, turn(1), [(offset, 1, "acked") for offset in range(5)]),
-        written(store, turn(1), [(5, 1, "failed"), (6, 1, "acked"), (2, 2, "acked")]),
-        written(store, turn(1), [(0, 1, "skipped")], TP1),
-    ]
-    store.store_outcomes(turn(1), files)
-    store.store_decisions(plan(1), "run", {TP: [OutcomeRow(7, 0, Outcome.EXPIRED, NOON, None, 9)]})
-    store.store_outcomes(turn(2), [written(store, turn(2), [(100, 1, "failed")])])
-
-    outcomes = store.outcomes_of(turn(1))
-    assert outcomes.counts == {TP: {"acked": 7, "failed": 1, "expired": 2}, TP1: {"skipped": 1}}
-    assert outcomes.attempted_fresh == {TP: 7, TP1: 1}
-    assert sorted(outcomes.rows[TP]) == sorted([
-        OutcomeRow(5, 1, Outcome.FAILED, NOON),
-        OutcomeRow(2, 2, Outcome.ACKED, NOON),
-        OutcomeRow(7, 0, Outcome.EXPIRED, NOON, None, 9),
-    ])  # fmt: skip
-
-
 def test_the_last_failures_are_those_of_the_given_attempts_by_their_newest_turn(store: LedgerStore) -> None:
     """A void turn has made attempt 1 of offset 3 before. The records at 5 and 6 have failed in an earlier turn."""
     store.store_outcomes(turn(1), [written(store, turn(1), [(3, 1, "failed"), (4, 1, "failed")], message="of turn 1")])
