@@ -270,17 +270,6 @@ def test_tables_that_can_not_be_read_are_named_and_stop_each_command_that_reads_
     shutil.copytree(kept, lane.audit)
 
 
-def test_a_spark_connect_server_is_refused_before_anything_is_planned(lane: Lab) -> None:
-    for topic in (lane.topic, lane.dead_letter_topic):
-        lane.broker.create_topic(topic)
-    for command in ("plan", "run"):
-        done = lane.ackline(command, lane.name, env={"ACKLINE_SPARK_MASTER": "sc://host:15002/;token=canary"})
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "ACKLINE_SPARK_MASTER names sc://host:15002, a Spark Connect server" in done.stderr
-        assert "canary" not in done.stderr
-    assert not Path(lane.audit).exists()
-
-
 def test_an_audit_root_that_can_not_be_used(lane: Lab) -> None:
     for topic in (lane.topic, lane.dead_letter_topic):
         lane.broker.create_topic(topic)

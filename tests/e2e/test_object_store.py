@@ -6,7 +6,6 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
-from pathlib import Path
 
 import pyarrow.fs as pafs
 import pytest
@@ -24,18 +23,16 @@ COMMANDS, AT_ONCE = 50, 4
 
 
 def test_i13_a_run_reads_and_writes_its_tables_in_an_object_store_and_shows_no_login(
-    lab: MakeLab, s3_server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: MakeLab, s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The login is that of a connection. Two turns on real Spark and a real broker, maintenance, and a verdict.
 
-    The first run is a process, with arguments and an event log of its own. The other commands run in this process.
+    The first run is a process, with arguments of its own. The other commands run in this process.
     """
     lane = lab(retry={"max_retries": 1, "initial_delay": "0s"})
     lane.audit = s3_server.bucket(f"bucket-{uuid.uuid4()}").replace("s3://", "s3a://") + "/audit/"
     lane.produce_records(20, {3: {"fail": 1}})
-    events = tmp_path / "events"
-    events.mkdir()
-    environment = _environment(s3_server, events)
+    environment = _environment(s3_server)
     with watched_arguments() as arguments:
         first = lane.ackline_process("run", lane.name, "--json", env=environment)
     second = lane.ackline("run", lane.name, "--json", env=environment)
@@ -50,10 +47,8 @@ def test_i13_a_run_reads_and_writes_its_tables_in_an_object_store_and_shows_no_l
     assert len(json.loads(others[1].stdout)) == 21
     assert lane.committed() == 20
     _judge(lane, environment)
-    logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
-    assert any("SparkListenerJobEnd" in log for log in logs)
     shown = [text for process in (first, second, *others) for text in (process.stdout, process.stderr)]
-    for texts in (shown, list(arguments.values()), logs, _stored_texts(lane.audit, s3_server, monkeypatch)):
+    for texts in (shown, list(arguments.values()), _stored_texts(lane.audit, s3_server, monkeypatch)):
         assert any(texts)
         assert not [text[:200] for text in texts if SECRET in text]
 
@@ -119,16 +114,10 @@ def test_s53_of_fifty_commands_none_fails_and_each_turn_is_taken_once(lab: MakeL
     lane.judged = True
 
 
-def _environment(store: ObjectStore, events: Path) -> dict[str, str]:
+def _environment(store: ObjectStore) -> dict[str, str]:
     extra = {"endpoint_url": store.endpoint, "region_name": REGION, "allow_http": True}
     fields = {"conn_type": "aws", "login": "key", "password": SECRET, "extra": extra}
-    log = {"enabled": "true", "compress": "false", "dir": events.as_uri()}
-    settings = " ".join(f"--conf spark.eventLog.{name}={value}" for name, value in log.items())
-    return {
-        "ACKLINE_AUDIT_CONNECTION": "store",
-        "AIRFLOW_CONN_STORE": json.dumps(fields),
-        "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell",
-    }
+    return {"ACKLINE_AUDIT_CONNECTION": "store", "AIRFLOW_CONN_STORE": json.dumps(fields)}
 
 
 def _judge(lane: Lab, environment: dict[str, str]) -> None:

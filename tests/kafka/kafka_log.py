@@ -1,7 +1,6 @@
 """Writes logs of every kind for tests: small batches, transactions, compacted and deleted records."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer
@@ -56,15 +55,6 @@ def put(broker: Broker, topic: str, records: Iterable[tuple[bytes | None, bytes 
         if number == 0:
             assert client.flush(60) == 0
     assert client.flush(60) == 0
-
-
-@contextmanager
-def transaction(broker: Broker, name: str) -> Iterator[Producer]:
-    """Yields the producer of an open transaction, and leaves it open. Flushed records are in the log."""
-    client = producer(broker, **{"transactional.id": name, "transaction.timeout.ms": 60_000})
-    client.init_transactions(30)
-    client.begin_transaction()
-    yield client
 
 
 def aborted(broker: Broker, topic: str, values: Sequence[bytes]) -> None:

@@ -22,7 +22,8 @@ from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
 from ackline.pipeline.warnings import TopicPolicy
 from tests.conftest import MakeTopic
-from tests.kafka.kafka_log import aborted, config, delete_before, fill, producer, put, transaction
+from tests.e2e import wire
+from tests.kafka.kafka_log import aborted, config, delete_before, fill, producer, put
 
 
 def test_the_internal_topics_of_kafka_match_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +93,8 @@ def test_bounds_are_the_log_start_and_the_last_stable_offset_s43(
     delete_before(broker, name, 30)
     aborted(broker, name, [b"x"])  # with its marker, the log ends at 102
     tp, empty = TopicPartition(name, 0), TopicPartition(name, 1)
-    with (
-        transaction(broker, f"open-{uuid.uuid4()}") as client,
-        Cluster(config(broker), "read_uncommitted") as uncommitted,
-    ):
-        client.produce(name, b"y", partition=0)
-        assert client.flush(30) == 0
+    with Cluster(config(broker), "read_uncommitted") as uncommitted:
+        client = wire.open_transaction(broker.bootstrap, name, [wire.Write(b"y")])
         put(broker, name, [(None, b"z")])
         assert cluster.bounds([tp, empty]) == {tp: LogBounds(30, 102, 0), empty: LogBounds(0, 0, 0)}
         assert uncommitted.bounds([tp, tp]) == {tp: LogBounds(30, 104, 0)}

@@ -16,6 +16,7 @@ from ackline.ledger.outcomes import Outcome
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
 from tests.conftest import MakeTopic
+from tests.e2e import wire
 from tests.kafka.kafka_log import (
     COMPACTED,
     aborted,
@@ -27,7 +28,6 @@ from tests.kafka.kafka_log import (
     offsets,
     producer,
     put,
-    transaction,
 )
 
 Answers = list[tuple[int, bytes | Outcome | None]]
@@ -206,13 +206,11 @@ def test_many_aborted_batches_do_not_make_later_fetches_large(broker: Broker, re
 
 def test_what_an_open_transaction_holds_back_is_beyond_the_end_s43(broker: Broker, name: str) -> None:
     put(broker, name, [(None, b"0")])
-    with transaction(broker, f"open-{uuid.uuid4()}") as client:
-        client.produce(name, b"1", partition=0)
-        assert client.flush(30) == 0
-        put(broker, name, [(None, b"2")])
-        with pytest.raises(FatalError, match="the log ends at 1") as raised:
-            read(broker, name, [0, 2])
-        client.abort_transaction(30)
+    client = wire.open_transaction(broker.bootstrap, name, [wire.Write(b"1")])
+    put(broker, name, [(None, b"2")])
+    with pytest.raises(FatalError, match="the log ends at 1") as raised:
+        read(broker, name, [0, 2])
+    client.abort_transaction(30)
     assert wait_until(lambda: end(broker, name, "read_committed") == 4, 30)
     assert (raised.value.topic, raised.value.partition, raised.value.offset) == (name, 0, 2)
     assert read(broker, name, [0, 1]) == [*values([0]), *compacted(1)]

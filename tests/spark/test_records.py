@@ -5,6 +5,7 @@ from contextlib import closing
 from ackline.kafka.cluster import Cluster
 from ackline.ledger.offsets import TopicPartition
 from ackline.local.processes import wait_until
+from tests.e2e import wire
 from tests.kafka.kafka_log import (
     COMPACTED,
     aborted,
@@ -13,7 +14,6 @@ from tests.kafka.kafka_log import (
     delete_before,
     offsets,
     put,
-    transaction,
 )
 from tests.spark.lab import Lab
 
@@ -35,11 +35,9 @@ def test_an_aborted_or_open_transaction_is_not_handled_under_read_committed(lab:
         job = lab.ran("ack", {tp: (0, 7)}, isolation_level=isolation)
         handled = [offset for offset, _, _ in lab.outcomes(job)]
         assert (handled, len(handled)) == (offsets(lab.broker, tp.topic, isolation), count)
-    with transaction(lab.broker, f"open-{tp.topic}") as client:
-        client.produce(tp.topic, b"open", partition=0)
-        assert client.flush(30) == 0
-        assert lab.run(lab.job("ack", {tp: (0, 7)})).calls == 2
-        client.abort_transaction(30)
+    client = wire.open_transaction(lab.broker.bootstrap, tp.topic, [wire.Write(b"open")])
+    assert lab.run(lab.job("ack", {tp: (0, 7)})).calls == 2
+    client.abort_transaction(30)
 
 
 def test_compacted_records_are_gaps_if_fresh_and_compacted_if_retried(lab: Lab) -> None:

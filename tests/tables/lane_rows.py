@@ -55,7 +55,7 @@ def store_turn(
         store.store_settlement(settled, planned)
 
 
-def newest(store: LedgerStore) -> Settlement:
+def newest_of(store: LedgerStore) -> Settlement:
     """Returns the newest settlement of a lane that has begun."""
     found = store.newest()
     assert found is not None

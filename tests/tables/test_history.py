@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ackline.handler import Durations, StepCounts
 from ackline.ledger.explain import OffsetExplanation, explain_offset
 from ackline.ledger.fold import Pending, PendingKind
 from ackline.ledger.metrics import StepFigures
@@ -19,8 +20,7 @@ from ackline.tables.history import (
     step_figures,
 )
 from ackline.tables.store import LedgerStore
-from ackline.tuples import Durations, StepCounts
-from tests.tables.lane_rows import NOON, TP, TP1, newest, store_turn, turn, written
+from tests.tables.lane_rows import NOON, TP, TP1, newest_of, store_turn, turn, written
 from tests.tables.story import DUE, LOG, START, begin_story, failed, planned, settled
 from tests.ui.stored_lanes import StoredPartition, write_lane
 
@@ -31,7 +31,7 @@ def lane(store: LedgerStore) -> LedgerStore:
 
 
 def explain(store: LedgerStore, offset: int, tp: TopicPartition = TP) -> OffsetExplanation:
-    return explain_offset(evidence_of_offset(store, newest(store), tp, offset, LOG), NOON)
+    return explain_offset(evidence_of_offset(store, newest_of(store), tp, offset, LOG), NOON)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,7 @@ def test_totals_are_sums_over_all_partitions_oldest_turn_first(tmp_path: Path) -
     store = stored_lane(tmp_path)
     turns = recent_turns(store, TurnId("orders", LIVE, 0, 5), 2, limit=3)
     assert [turn.turn.n for turn in turns] == [3, 4, 5]
-    newest = store.newest()
-    assert newest is not None
+    newest = newest_of(store)
     assert turns[-1].settled_at == newest.settled_at
     assert turns[-1].run_id == newest.run_id
     assert turns[-1].outcomes == {"acked": 198, "failed": 2}
@@ -149,8 +148,7 @@ def test_the_figures_of_steps_are_those_of_the_newest_turns_whatever_the_number_
     figures = StepFigures({"source": StepCounts(2, 4, 1, 1, Durations(2, 10, 9)), "price": StepCounts(4)})
     partitions = {TP: StoredPartition(arrive=1), TP1: StoredPartition(arrive=1)}
     store = write_lane(str(tmp_path), "orders", partitions, turns, whole=False, steps=figures).store
-    newest = store.newest()
-    assert newest is not None
+    newest = newest_of(store)
     assert newest.steps == figures
     found = step_figures(store, newest.turn, ["price"])
     assert found.turns == STEP_TURNS

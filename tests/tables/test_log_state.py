@@ -25,7 +25,7 @@ from ackline.tables.schemas import PARTITION_BY, TABLES
 from ackline.tables.store import LedgerStore
 from ackline.tables.table import AuditTable
 from tests.bench.ledger_sizes import other_days
-from tests.tables.lane_rows import NOON, TP, plan, settlement, turn, written
+from tests.tables.lane_rows import NOON, TP, newest_of, plan, settlement, turn, written
 from tests.tables.roots import ON_DISK
 
 APPLICATION = "ackline/orders/live/0/"
@@ -35,8 +35,7 @@ FIRST = {"plans": "plan", "outcomes": "outcomes", "settlements": "settlement"}
 
 def do_turn(store: LedgerStore, n: int) -> None:
     """Stores a turn, and reads what the steps read."""
-    newest = store.newest()
-    assert newest is not None
+    newest = newest_of(store)
     assert newest.turn == turn(n - 1)
     assert store.open_plan(newest) is None
     assert store.store_plan(plan(n))
@@ -67,8 +66,7 @@ def test_a_log_that_an_operator_puts_in_the_place_of_another_is_read_anew(tmp_pa
         assert tables[0].store_settlement(settlement(n), plan(n))
     shutil.rmtree(tmp_path / "newer")
     shutil.copytree(tmp_path / "backup", tmp_path / "newer")
-    newest = tables[0].newest()
-    assert newest is not None
+    newest = newest_of(tables[0])
     assert newest.turn == turn(0)
     assert tables[0].store_plan(plan(1))
     assert LedgerStore(str(tmp_path / "newer"), "orders", "live").open_plan(newest) == plan(1)

@@ -15,7 +15,7 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import OperatorLoss, Plan, PlannedPartition, SettledPartition, Settlement, TurnKind
 from ackline.tables.chosen import OutcomeFilter
 from ackline.tables.store import LedgerStore
-from tests.tables.lane_rows import NOON, TP, TP1, plan, settlement, turn
+from tests.tables.lane_rows import NOON, TP, TP1, newest_of, plan, settlement, turn
 from tests.tables.tables import Tables
 
 
@@ -35,8 +35,7 @@ def test_s32_a_lane_may_begin_without_a_partition(tables: Tables) -> None:
     store = tables.store()
     first = Settlement(turn(0), TurnKind.GENESIS, "run", NOON, {})
     assert store.store_settlement(first, subscription={"topics": ["orders"]})
-    newest = tables.store().newest()
-    assert newest is not None
+    newest = newest_of(tables.store())
     assert (newest.turn, newest.kind, newest.partitions) == (turn(0), TurnKind.GENESIS, {})
     assert store.open_plan(newest) is None
     assert not store.store_settlement(settlement(0), subscription={"topics": ["others"]})

@@ -16,7 +16,7 @@ from ackline.tables.history import settled_turns, step_figures
 from ackline.tables.rows import plan_rows, settlement_rows
 from ackline.tables.store import LedgerStore
 from ackline.tables.table import AuditTable
-from tests.tables.lane_rows import DAY, TP, plan, settlement, turn
+from tests.tables.lane_rows import DAY, TP, newest_of, plan, settlement, turn
 from tests.tables.spark_statements import spark
 
 FIGURES = pa.field("some_figures", pa.map_(pa.string(), pa.float64()))
@@ -77,8 +77,7 @@ def test_the_first_write_adds_the_columns_and_both_engines_read_old_and_new_rows
     assert not table.append(_rows(1), "ackline/orders/live/0/settlement", 1), "an earlier version has taken it"
     assert table.append(_rows(2), "ackline/orders/live/0/settlement", 2)
     store = LedgerStore(older, "orders", "live")
-    newest = store.newest()
-    assert newest is not None
+    newest = newest_of(store)
     assert (newest.turn, newest.partitions[TP].leader_epoch) == (turn(2), 7)
     assert (store.settlement(turn(1)), store.ledger_id()) == (settlement(1), before)
     assert _columns(older, "settlements")[-len(NEW) :] == NEW
@@ -167,7 +166,6 @@ def test_a_table_with_a_column_of_a_former_name_is_refused_with_what_to_do(
 
 def test_a_plan_of_an_earlier_version_is_adopted(older: str) -> None:
     store = LedgerStore(older, "orders", "live")
-    newest = store.newest()
-    assert newest is not None
+    newest = newest_of(store)
     assert store.open_plan(newest) == plan(2)
     assert not store.store_plan(plan(2))

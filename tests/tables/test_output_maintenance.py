@@ -200,24 +200,15 @@ def test_partitions_and_groups_are_found_in_one_pass_over_the_files() -> None:
 # ---- rivals -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def after_rewriting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Has something done once, after a compaction has written its first file and before it commits."""
-
-    def set_rival(rival: Callable[[], object]) -> None:
-        monkeypatch.setattr(Compactor, "_rewrite", once(Compactor._rewrite, after=rival))
-
-    return set_rival
+MOMENTS = {"after rewriting": (Compactor, "_rewrite", "after"), "before the entry": (OutputTable, "replace", "before")}
+"""After a compaction has written its first file and before it looks for its files in the newest version, or after that
+and before it commits: the function that is called then."""
 
 
-@pytest.fixture
-def before_the_entry(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Has something done once, after a compaction has seen its files in the newest version, before it commits."""
-
-    def set_rival(rival: Callable[[], object]) -> None:
-        monkeypatch.setattr(OutputTable, "replace", once(OutputTable.replace, before=rival))
-
-    return set_rival
+def meet(monkeypatch: pytest.MonkeyPatch, moment: str, rival: Callable[[], object]) -> None:
+    """Has something done once, at a moment of the next compaction."""
+    owner, name, when = MOMENTS[moment]
+    monkeypatch.setattr(owner, name, once(getattr(owner, name), **{when: rival}))
 
 
 def once(
@@ -239,10 +230,10 @@ def once(
 
 
 def test_fault_33_a_publish_beside_a_compaction_loses_and_doubles_no_row(
-    root: str, table: OutputTable, after_rewriting: Callable[[Callable[[], object]], None]
+    root: str, table: OutputTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert all(publish(table, 1, 2))
-    after_rewriting(lambda: publish(opened_anew(table), 2, 3))
+    meet(monkeypatch, "after rewriting", lambda: publish(opened_anew(table), 2, 3))
     [done] = of_outputs(root)
     # The files of the new turn are for the next maintenance.
     assert (done.compacted, done.busy) == (6, 0)
@@ -262,33 +253,27 @@ def test_fault_33_without_a_lock_a_publish_goes_through_beside_a_compaction_righ
 
 @pytest.mark.parametrize("root", ["s3"], indirect=True)
 def test_fault_33_without_a_lock_a_compaction_goes_through_beside_a_publish_right_before_its_commit(
-    root: str, table: OutputTable, before_the_entry: Callable[[Callable[[], object]], None]
+    root: str, table: OutputTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert all(publish(table, 1, 2))
-    before_the_entry(lambda: publish(opened_anew(table), 3))
+    meet(monkeypatch, "before the entry", lambda: publish(opened_anew(table), 3))
     assert [done.busy for done in of_outputs(root)] == [0]
     assert rows(table) == expected(1, 2, 3)
 
 
-@pytest.mark.parametrize("where", ["after_rewriting", "before_the_entry"])
-def test_a_compaction_by_a_users_tool_beside_ours_doubles_no_row(
-    root: str, table: OutputTable, where: str, request: pytest.FixtureRequest
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("deletes", [False, True], ids=["compacts", "deletes"])
+def test_beside_a_users_tool_a_compaction_doubles_no_row_and_brings_no_deleted_one_back(
+    root: str, table: OutputTable, moment: str, deletes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def tool() -> None:
+        delta(table).delete("_turn = 1") if deletes else delta(table).optimize.compact()
+
     assert all(publish(table, 1, 2))
-    request.getfixturevalue(where)(lambda: delta(table).optimize.compact())
+    meet(monkeypatch, moment, tool)
     [done] = of_outputs(root)
-    assert (done.files, done.compacted, done.busy) == (3, 0, 0)
-    assert rows(table) == expected(1, 2)
-
-
-@pytest.mark.parametrize("where", ["after_rewriting", "before_the_entry"])
-def test_rows_that_a_user_deletes_beside_a_compaction_stay_deleted(
-    root: str, table: OutputTable, where: str, request: pytest.FixtureRequest
-) -> None:
-    assert all(publish(table, 1, 2))
-    request.getfixturevalue(where)(lambda: delta(table).delete("_turn = 1"))
-    of_outputs(root)
-    assert rows(table) == expected(2)
+    assert deletes or (done.files, done.compacted, done.busy) == (3, 0, 0)
+    assert rows(table) == (expected(2) if deletes else expected(1, 2))
 
 
 def test_a_compaction_that_is_stored_without_an_answer_keeps_its_file(
@@ -400,7 +385,7 @@ def test_a_table_that_can_not_be_read_holds_up_no_other(root: str, table: Output
 
 
 def test_a_compaction_beside_a_change_of_the_protocol_commits_nothing(
-    root: str, table: OutputTable, after_rewriting: Callable[[Callable[[], object]], None]
+    root: str, table: OutputTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table that gets deletion vectors names the same files after a user has deleted rows of them."""
 
@@ -408,7 +393,7 @@ def test_a_compaction_beside_a_change_of_the_protocol_commits_nothing(
         delta(table).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
 
     assert all(publish(table, 1, 2))
-    after_rewriting(change)
+    meet(monkeypatch, "after rewriting", change)
     version = delta(table).version()
     [done] = of_outputs(root)
     assert (done.files, done.compacted, done.busy) == (6, 0, 3)

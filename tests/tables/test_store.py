@@ -22,7 +22,7 @@ from ackline.tables.rows import settlement_from_rows, settlement_rows
 from ackline.tables.schemas import SETTLEMENTS
 from ackline.tables.store import LedgerStore
 from ackline.tables.table import AuditTable
-from tests.tables.lane_rows import NOON, TP, TP1, plan, settlement, turn, written
+from tests.tables.lane_rows import NOON, TP, TP1, newest_of, plan, settlement, turn, written
 from tests.tables.lanes import WithoutLock
 from tests.tables.roots import EVERYWHERE, ON_DISK
 
@@ -92,8 +92,7 @@ def test_pipelines_lanes_and_epochs_do_not_fence_one_another(root: str, store: L
 def test_the_newest_settlement_is_of_the_newest_epoch(store: LedgerStore) -> None:
     for stored in (settlement(0), settlement(1), settlement(2), settlement(0, epoch=1)):
         assert store.store_settlement(stored)
-    newest = store.newest()
-    assert newest is not None
+    newest = newest_of(store)
     assert newest.turn == turn(0, epoch=1)
 
 

@@ -7,11 +7,9 @@ from datetime import UTC, datetime
 import pyarrow.parquet as pq
 import pytest
 
-from ackline.handler import Record
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.pipeline.streams import Stream, Translation
-from ackline.worker.run import without_secrets
 from tests.spark.tiers import EXPECTED, KEY_WORDS, KEYS, SECRET, check_counts_alone, check_retries, hash_of
 from tests.worker.task_lab import TaskLab
 
@@ -117,20 +115,6 @@ def test_two_topics_and_three_streams_in_one_job(tasks: TaskLab) -> None:
     assert tasks.outcomes(retry) == [(8, "acked", None), (9, "acked", None), (10, "failed", "Undecodable")]
 
 
-def test_a_decoded_record_is_a_whole_frozen_record(tasks: TaskLab) -> None:
-    tp = tasks.put(b"[1]", key=b"k")
-    translation = Translation((Stream("", f"{__name__}:is_whole", key="utf8", value="json"),))
-    job = tasks.ran("", {tp: (0, 1)}, translation=translation)
-    assert tasks.outcomes(job) == [(0, "acked", None)]
-
-
-def is_whole(record: Record) -> None:
-    """Fails unless the record is whole, comparable and frozen."""
-    assert record == Record(record.topic, 0, 0, record.timestamp, "k", [1], (), 1)
-    with pytest.raises(AttributeError):
-        record.value = None  # type: ignore[misc]
-
-
 # -- hashes of keys
 
 
@@ -188,11 +172,3 @@ def test_without_the_setting_the_files_have_no_such_column_and_the_table_reads_n
     for file in result.files:
         assert "key_hash" not in pq.read_schema(f"{tasks.table.uri}/{file.path}").names
     assert {row["key_hash"] for row in tasks.rows(job)} == {None}
-
-
-@pytest.mark.parametrize("handler", ["by_word", "arrow_words"])
-def test_the_process_of_an_isolated_handler_does_not_get_the_secret(tasks: TaskLab, handler: str) -> None:
-    settings = tasks.job(handler, key_hash_secret=SECRET, store_options={"aws_secret_access_key": "s"}).settings
-    assert SECRET.decode() not in repr(settings)
-    without = without_secrets(settings)
-    assert (without.key_hash_secret, without.store_options) == (None, None)

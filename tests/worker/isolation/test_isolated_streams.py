@@ -30,12 +30,6 @@ def test_a_record_that_kills_its_handler_or_its_filter_fails_alone(isolated: Mak
     assert calls(folder) == [100, 102, 110, 112, 116], "the handler gets each record once"
 
 
-def test_outcomes_that_were_reported_before_a_death_are_kept(isolated: MakeIsolated) -> None:
-    handler = isolated(translation=Translation((STREAM,)))
-    became = call(handler, [b'{"do": "fail"}', b"\xff", b'{"do": "kill"}'])
-    assert became == ["ValueError", "Undecodable", "WorkerLost"]
-
-
 @pytest.mark.parametrize("once", [False, True])
 def test_a_decoded_batch_is_halved_until_the_culprit_is_alone(isolated: MakeIsolated, once: bool) -> None:
     """A stream of its own topics may have an Arrow handler, beside streams of records."""

@@ -212,12 +212,3 @@ def test_an_isolated_tree_has_the_events_and_outcomes_of_one_that_is_not(folder:
         assert len(pids(folder)) == 2, "this process and one of its own"
     finally:
         process.process.close()
-
-
-def test_the_first_message_to_the_process_holds_no_secret_of_the_task() -> None:
-    calls = isolated_calls(FAR, store_options={"key": "x"}, key_hash_secret=b"x")
-    try:
-        sent: Any = calls.process._first_message
-        assert (sent.replay.store_options, sent.replay.key_hash_secret, sent.replay.outputs) == (None, None, None)
-    finally:
-        calls.process.close()
