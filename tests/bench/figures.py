@@ -1,5 +1,6 @@
 """Figures with their aims, and the measurement of a function in a process of its own."""
 
+import argparse
 import multiprocessing
 import re
 import time
@@ -42,6 +43,16 @@ class Cost:
     seconds: float
     cpu: float
     peak: int
+
+
+def sizes_from(part: str, doc: str | None, **sizes: tuple[int, str]) -> argparse.Namespace:
+    """Returns the options of a part of `make bench`. `sizes` has the default and the help of each."""
+    parser = argparse.ArgumentParser(prog=f"python -m tests.bench.{part}", description=doc)
+    for name, (default, text) in sizes.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=int, default=default, help=f"{text} (default: {default})"
+        )
+    return parser.parse_args()
 
 
 def show_figures(console: Console, title: str, figures: Iterable[Figure]) -> None:

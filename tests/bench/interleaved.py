@@ -5,7 +5,6 @@ So after maintenance each file holds rows of many turns and of all partitions. T
 their time includes the start of Python.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -29,7 +28,7 @@ from ackline.tables.queries import AuditFilter, audit_pages
 from ackline.tables.scan import LaneScanner
 from ackline.tables.store import LedgerStore
 from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
-from tests.bench.figures import Figure, show_figures
+from tests.bench.figures import Figure, show_figures, sizes_from
 
 ROWS, TURNS, PARTITIONS = 10_000_000, 500, 4
 FAILED_EVERY = 50
@@ -48,10 +47,7 @@ dead_letter: none
 
 def main() -> None:
     """Fills a table, maintains it, measures the commands and prints the figures."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.interleaved", description=__doc__)
-    parser.add_argument("--rows", type=int, default=ROWS, help=f"rows of the table (default: {ROWS})")
-    parser.add_argument("--turns", type=int, default=TURNS, help=f"turns that append them (default: {TURNS})")
-    options = parser.parse_args()
+    options = sizes_from("interleaved", __doc__, rows=(ROWS, "rows of the table"), turns=(TURNS, "turns of them"))
     with TemporaryDirectory(prefix="ackline-bench-") as folder:
         root, pipelines = str(Path(folder) / "audit"), Path(folder) / "pipelines"
         pipelines.mkdir()

@@ -5,7 +5,6 @@ without data files, because no step of a turn may open them. Turns of a lane bes
 alternate, so the ratio does not depend on what else the machine does.
 """
 
-import argparse
 import contextlib
 import json
 import multiprocessing
@@ -27,7 +26,7 @@ from ackline.pipeline.folder import lane_folder
 from ackline.tables.maintenance import maintain
 from ackline.tables.schemas import TABLES
 from ackline.tables.table import AuditTable
-from tests.bench.figures import MIB, Figure, memory, show_figures
+from tests.bench.figures import MIB, Figure, memory, show_figures, sizes_from
 from tests.bench.injected import NAME, InjectedLane
 
 PARTITIONS, RECORDS = 4, 1_000
@@ -73,10 +72,8 @@ class Lane:
 
 def main() -> None:
     """Measures the sizes and prints the table."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.ledger_sizes", description=__doc__)
-    parser.add_argument("--files", type=int, default=MANY, help=f"files of the large side (default: {MANY})")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each side (default: {ROUNDS})")
-    options = parser.parse_args()
+    sizes = {"files": (MANY, "files of the large side"), "rounds": (ROUNDS, "turns of each side")}
+    options = sizes_from("ledger_sizes", __doc__, **sizes)
     console, figures = Console(), list[Figure]()
     with TemporaryDirectory(prefix="ackline-bench-") as temporary:
         folder = Path(temporary)

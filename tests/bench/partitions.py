@@ -18,7 +18,7 @@ from rich.console import Console
 from ackline.local.broker import Broker
 from ackline.spark.lineage import tasks_for
 from ackline.spark.session import open_session
-from tests.bench.figures import MIB, Figure, descendants_peak, show_figures
+from tests.bench.figures import MIB, Figure, descendants_peak, show_figures, sizes_from
 from tests.bench.sides import ackline_run
 from tests.bench.topic import Subject, produce
 
@@ -29,11 +29,10 @@ AIM = 30.0
 
 def main() -> None:
     """Measures the runs and prints the table."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.partitions", description=__doc__)
-    parser.add_argument("--partitions", type=int, default=PARTITIONS, help="partitions of the topic (default: 1000)")
-    parser.add_argument("--records", type=int, default=RECORDS, help="records of each partition (default: 100)")
-    parser.add_argument("--runs", type=int, default=3, help="measured runs, after one to warm up (default: 3)")
-    options = parser.parse_args()
+    options = sizes_from(
+        "partitions", __doc__, partitions=(PARTITIONS, "partitions of the topic"),
+        records=(RECORDS, "records of each partition"), runs=(3, "measured runs, after one to warm up"),
+    )  # fmt: skip
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("ACKLINE_SPARK_MASTER", "local[2]")
     console = Console()

@@ -3,7 +3,6 @@
 Each function runs in a process of its own. Times are CPU seconds, so they do not depend on what else the machine does.
 """
 
-import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from tests.bench.figures import MIB, Cost, Figure, measure, show_figures
+from tests.bench.figures import MIB, Cost, Figure, measure, show_figures, sizes_from
 
 FILES = 10_000
 MAKE_DAGS_AIM, LOAD_PIPELINE_AIM = 20, 1
@@ -30,9 +29,7 @@ schedule: "*/10 * * * *"
 
 def main() -> None:
     """Measures the functions and prints the table."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.pipelines", description=__doc__)
-    parser.add_argument("--files", type=int, default=FILES, help=f"pipeline files (default: {FILES})")
-    options = parser.parse_args()
+    options = sizes_from("pipelines", __doc__, files=(FILES, "pipeline files"))
     with TemporaryDirectory(prefix="ackline-bench-") as temporary:
         os.environ |= {"AIRFLOW_HOME": f"{temporary}/airflow", "ACKLINE_AUDIT": f"{temporary}/audit"}
         folder, small = Path(temporary) / "many", Path(temporary) / "small"

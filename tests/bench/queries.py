@@ -3,7 +3,6 @@
 Each query runs in a process of its own, after the same query of a small pipeline has loaded what it needs.
 """
 
-import argparse
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from ackline.steps.replay import add_actions
 from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.store import LedgerStore
 from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
-from tests.bench.figures import MIB, Figure, measure, show_figures
+from tests.bench.figures import MIB, Figure, measure, show_figures, sizes_from
 
 ROWS, TURN_ROWS, CHUNK_ROWS = 10_000_000, 1_000_000, 100_000
 AIM_MIB = 200
@@ -32,9 +31,7 @@ TP = TopicPartition("orders", 0)
 
 def main() -> None:
     """Measures the queries and prints the table."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.queries", description=__doc__)
-    parser.add_argument("--rows", type=int, default=ROWS, help=f"rows of the partition (default: {ROWS})")
-    options = parser.parse_args()
+    options = sizes_from("queries", __doc__, rows=(ROWS, "rows of the partition"))
     figures = []
     with TemporaryDirectory(prefix="ackline-bench-") as folder:
         root = str(Path(folder) / "audit")

@@ -4,7 +4,6 @@ All sides read with the same settings of the Kafka client and call `json.loads` 
 of interleaved rounds. Ratios are comparable between machines; the times beside them are not.
 """
 
-import argparse
 import multiprocessing
 import os
 import statistics
@@ -23,6 +22,7 @@ from rich.table import Table
 
 from ackline.local.broker import Broker
 from ackline.spark.session import open_session
+from tests.bench.figures import sizes_from
 from tests.bench.plain import plain_loop
 from tests.bench.sides import ackline_run, noop_sink
 from tests.bench.topic import Subject, produce
@@ -86,7 +86,10 @@ def ratios(run: Side, noop: Side, loop: Side, isolated: Side, unchecked: Side) -
 
 def main() -> None:
     """Measures all sides and prints the table."""
-    options = arguments()
+    options = sizes_from(
+        "run", __doc__, records=(2_000_000, "records of about 190 bytes"), pairs=(7, "interleaved rounds"),
+        warm_up=(2, "rounds that do not count"),
+    )  # fmt: skip
     os.environ["PYSPARK_PYTHON"] = sys.executable
     console = Console()
     with TemporaryDirectory(prefix="ackline-bench-") as folder, Broker(Path(folder) / "broker", heap_mb=1024) as broker:
@@ -103,15 +106,6 @@ def main() -> None:
             pool.join()
             spark.stop()
     show(console, options.records, sides)
-
-
-def arguments() -> argparse.Namespace:
-    """Returns the arguments of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.run", description=__doc__)
-    parser.add_argument("--records", type=int, default=2_000_000, help="records of about 190 bytes (default: 2000000)")
-    parser.add_argument("--pairs", type=int, default=7, help="interleaved rounds (default: 7)")
-    parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count (default: 2)")
-    return parser.parse_args()
 
 
 def measure(

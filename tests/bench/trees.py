@@ -6,7 +6,6 @@ machine does. Each ratio is a median of interleaved rounds. The sides are in `te
 rows of the last step to a Delta table; Ackline writes its outcomes, too.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -29,7 +28,7 @@ from rich.console import Console
 
 from ackline.local.broker import Broker
 from ackline.spark.session import open_session
-from tests.bench.figures import MIB, Figure, show_figures
+from tests.bench.figures import MIB, Figure, show_figures, sizes_from
 from tests.bench.topic import Subject
 from tests.bench.tree_sides import OUTPUTS, STEPS, ackline_run, plain_pyspark
 
@@ -64,7 +63,10 @@ class Side:
 
 def main() -> None:
     """Measures and prints the figures."""
-    options = arguments()
+    options = sizes_from(
+        "trees", __doc__, records=(100_000, "records of the ratio"), rounds=(5, "interleaved rounds of the ratio"),
+        warm_up=(2, "rounds that do not count"), edges=(EDGES, "edges of the turn for memory"),
+    )  # fmt: skip
     os.environ["PYSPARK_PYTHON"] = sys.executable
     console = Console()
     with TemporaryDirectory(prefix="ackline-bench-") as folder, Broker(Path(folder) / "broker", heap_mb=512) as broker:
@@ -80,16 +82,6 @@ def main() -> None:
         finally:
             spark.stop()
     show_figures(console, f"{options.records:,} records, {FAN_OUT} tuples each, two steps with `group_by`", figures)
-
-
-def arguments() -> argparse.Namespace:
-    """Returns the arguments of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.trees", description=__doc__)
-    parser.add_argument("--records", type=int, default=100_000, help="records of the ratio (default: 100000)")
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of the ratio (default: 5)")
-    parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count (default: 2)")
-    parser.add_argument("--edges", type=int, default=EDGES, help=f"edges of the turn for memory (default: {EDGES})")
-    return parser.parse_args()
 
 
 def orders(broker: Broker, count: int, lines: int, folder: Path) -> Subject:

@@ -128,18 +128,13 @@ def _warn_once(adapters: Adapters) -> Callable[[Plan, bool], None]:
     return warn
 
 
-def _quieten_py4j() -> None:
-    """Keeps py4j from printing tracebacks after Ctrl-C."""
-    # py4j logs the traceback of each request that ends early, and raises the error as well.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    logging.getLogger().addFilter(lambda record: not str(record.msg).endswith("while sending command."))
-
-
 def _start_spark(adapters: Adapters) -> "SparkSession":
     notice("starting Spark …")  # before the import of pyspark, which takes a second itself
     from ackline.spark.session import open_session
 
-    _quieten_py4j()
+    # py4j logs the traceback of each request that Ctrl-C ends early, and raises the error as well.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: not str(record.msg).endswith("while sending command."))
     return open_session(f"ackline-{adapters.pipeline.name}", adapters.pipeline.spark)
 
 

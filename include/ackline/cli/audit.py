@@ -29,6 +29,7 @@ from ackline.cli.options import (
     range_of,
 )
 from ackline.errors import ConfigError
+from ackline.ledger.outcomes import Outcome
 from ackline.local.connection import connection_of
 from ackline.pipeline.arguments import LAST
 from ackline.pipeline.pipeline import Pipeline
@@ -95,11 +96,13 @@ def audit(
     `ackline audit orders --outcome dead --since "1d ago" --csv`
     """
     from ackline.pipeline.folder import audit_root
-    from ackline.tables.queries import AuditFilter, audit_pages
+    from ackline.tables.queries import COLUMNS, AuditFilter, audit_pages
+    from ackline.tables.schemas import OUTCOMES
 
     check_formats(as_json, as_csv, parquet)
     pipeline = pipeline_named(name)
-    _check_outcome(outcome)
+    if outcome is not None and outcome not in list(Outcome):
+        raise ConfigError(f"--outcome {outcome}: write one of {', '.join(Outcome)}", key="--outcome")
     as_table = not (as_json or as_csv or parquet is not None)
     chosen, moment = range_of(offsets), _as_of(as_of, now)
     criteria = AuditFilter(
@@ -123,16 +126,10 @@ def audit(
     if as_table:
         printed = _print_table([row for page in pages for row in page.to_pylist()], limit)
     else:
-        printed = write_rows(pages, _schema(), as_json, parquet)
+        fields = [OUTCOMES.field(name).remove_metadata() for name in COLUMNS]
+        printed = write_rows(pages, pa.schema([*fields, pa.field("effective", pa.bool_())]), as_json, parquet)
     if not printed:
         _explain_no_rows(name)
-
-
-def _check_outcome(outcome: str | None) -> None:
-    from ackline.ledger.outcomes import Outcome
-
-    if outcome is not None and outcome not in list(Outcome):
-        raise ConfigError(f"--outcome {outcome}: write one of {', '.join(Outcome)}", key="--outcome")
 
 
 def _key_hash(pipeline: Pipeline, key: str | None, key_hex: str | None) -> str | None:
@@ -171,16 +168,6 @@ def _lane_of(name: str, lane: str | None, as_of: object) -> str | None:
     if lane is not None:
         check_lane(name, lane)
     return wanted
-
-
-def _schema() -> Any:
-    """Returns the columns of `write_rows`."""
-    import pyarrow as pa
-
-    from ackline.tables.queries import COLUMNS
-    from ackline.tables.schemas import OUTCOMES
-
-    return pa.schema([*(OUTCOMES.field(name).remove_metadata() for name in COLUMNS), pa.field("effective", pa.bool_())])
 
 
 def _print_table(rows: list[dict[str, Any]], limit: int | None) -> int:

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -108,7 +107,13 @@ def _run(console: Console, keep: bool, cleanup: ExitStack) -> bool:
             f"the demo runs the project's own dags/, and there are none in {root}: start it from a checkout"
         )
     orders, shop = (find_pipeline(root / "include" / "pipelines", name) for name in ("orders", "shop"))
-    folder = _folder(keep, cleanup)
+    if keep:
+        stop_demo()
+        folder = demo_folder()
+        folder.mkdir(parents=True)
+    else:
+        folder = Path(tempfile.mkdtemp(prefix="ackline-demo-"))
+    cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
     broker = Broker(folder / "broker", detached=keep)
     with console.status("starting a broker"):
         cleanup.enter_context(broker)
@@ -126,17 +131,6 @@ def _run(console: Console, keep: bool, cleanup: ExitStack) -> bool:
     if keep:
         console.print(show.kept(airflow.url, USERNAME, airflow.password, folder))
     return proved
-
-
-def _folder(keep: bool, cleanup: ExitStack) -> Path:
-    if not keep:
-        folder = Path(tempfile.mkdtemp(prefix="ackline-demo-"))
-    else:
-        stop_demo()
-        folder = demo_folder()
-        folder.mkdir(parents=True)
-    cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def _run_shop(console: Console, broker: Broker, airflow: LocalAirflow, reader: RunReader) -> bool:
@@ -238,31 +232,24 @@ def _end_of_failed_log(airflow: LocalAirflow, dag: str, run: str) -> str:
     return f"the end of the log of {failed}:\n" + "\n".join(log.splitlines()[-25:])
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """What the checker found: counts of records by word, and a sentence for each violation."""
-
-    totals: dict[str, int]
-    violations: list[str]
-
-
 def _check_and_show(console: Console, reader: RunReader, counts: order_events.OrderCounts) -> bool:
     """Returns whether the checker finds each produced record settled once, as its kind demands."""
     with console.status("the checker reads the topics, the tables and the group, sharing no code with Ackline"):
-        result = _check(reader)
+        found = _check(reader)
     produced = {"records": counts.records, "acked": counts.acked, "dead": counts.dead, "skipped": counts.skipped,
                 "letters": counts.dead}  # fmt: skip
-    console.print(show.totals_table(produced, result.totals))
-    wrong = [name for name, number in produced.items() if result.totals.get(name) != number]
-    for sentence in [*result.violations, *(f"{name} is not what was produced" for name in wrong)]:
+    console.print(show.totals_table(produced, found["totals"]))
+    wrong = [name for name, number in produced.items() if found["totals"].get(name) != number]
+    for sentence in [*found["violations"], *(f"{name} is not what was produced" for name in wrong)]:
         console.print(f"[red]{sentence}[/]")
-    if result.violations or wrong:
+    if found["violations"] or wrong:
         return False
     console.print(show.proved(counts))
     return True
 
 
-def _check(reader: RunReader) -> CheckResult:
+def _check(reader: RunReader) -> dict[str, Any]:
+    """Returns what the checker found: `totals`, counts of records by word, and `violations`, a sentence for each."""
     topic, dead = _topics(reader.pipeline)
     kafka = reader.pipeline.kafka
     options: dict[str, Any] = {
@@ -283,7 +270,6 @@ def _check(reader: RunReader) -> CheckResult:
         check=False,
     )
     try:
-        found = json.loads(done.stdout)
+        return dict(json.loads(done.stdout))
     except ValueError:
         raise FatalError(f"the checker could not judge: {done.stderr.strip()[-500:]}") from None
-    return CheckResult(found["totals"], found["violations"])

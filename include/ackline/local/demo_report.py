@@ -150,24 +150,17 @@ def run_table(run: str, view: RunView, seconds: float) -> Table:
     for name in ("acked", "failed", "skipped", "dead", "pending", "floor", "committed", "lag"):
         table.add_column(name, justify="right")
     for tp, partition in view.partitions.items():
-        table.add_row(str(tp), _read(partition), *(f"{number:,}" for number in _numbers(partition)))
+        read = [str(partition.read)] if partition.read else []
+        read += [f"{partition.retries:,} retries"] if partition.retries else []
+        state, committed = partition.state, partition.committed if partition.committed is not None else -1
+        numbers = [partition.outcomes[word] for word in ("acked", "failed", "skipped", "dead")]
+        numbers += [sum(state.pending_by_kind().values()), state.floor, committed, partition.log_end - state.floor]
+        table.add_row(str(tp), " + ".join(read) or "–", *(f"{number:,}" for number in numbers))
     return table
 
 
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
-
-
-def _read(view: PartitionView) -> str:
-    retries = f"{view.retries:,} retries" if view.retries else ""
-    return " + ".join(filter(None, [str(view.read) if view.read else "", retries])) or "–"
-
-
-def _numbers(view: PartitionView) -> list[int]:
-    outcomes = [view.outcomes[word] for word in ("acked", "failed", "skipped", "dead")]
-    pending = sum(view.state.pending_by_kind().values())
-    committed = view.committed if view.committed is not None else -1
-    return [*outcomes, pending, view.state.floor, committed, view.log_end - view.state.floor]
 
 
 def wait_until(console: Console, due: datetime | None) -> None:

@@ -98,7 +98,6 @@ def _text(content: bytes | None) -> Any:
 
 
 PARTITIONS = 4
-NO_BROKER = "no broker is up: start one with `ackline dev up`"
 CONSUME_SECONDS = 30.0
 
 
@@ -177,8 +176,6 @@ def dev_consume(topic: str, limit: int | None = None) -> Iterator[Mapping[str, A
     """Yields the records of a topic on the broker that is up, from the start of the log to its present end, at most
     `limit`. Joins no group and commits nothing. Raises ConfigError if no broker is up or the topic does not exist."""
     up = _broker_that_is_up()
-    if up is None:
-        raise ConfigError(NO_BROKER)
     consumer = Consumer({"bootstrap.servers": up.bootstrap, "group.id": "ackline-dev", "enable.partition.eof": True,
                          "auto.offset.reset": "earliest", "enable.auto.commit": False})  # fmt: skip
     try:
@@ -235,8 +232,6 @@ def dev_wipe() -> bool:
 def _broker_with_topics(topic: str) -> Broker:
     """Returns the broker that is up, after it has the topic and its dead-letter topic."""
     up = _broker_that_is_up()
-    if up is None:
-        raise ConfigError(NO_BROKER)
     existing = AdminClient({"bootstrap.servers": up.bootstrap}).list_topics(timeout=30).topics
     for name, partitions in ((topic, PARTITIONS), (f"{topic}.dead", 1)):
         if name not in existing:
@@ -254,8 +249,9 @@ def log_ends(bootstrap: str, topic: str) -> dict[int, int]:
         consumer.close()
 
 
-def _broker_that_is_up() -> Broker | None:
+def _broker_that_is_up() -> Broker:
+    """Returns the broker of `ackline dev`, else that of a demo. Raises ConfigError if neither runs."""
     for folder in (dev_folder(), demo_folder() / "broker"):
         if broker.running(folder):
             return Broker(folder)
-    return None
+    raise ConfigError("no broker is up: start one with `ackline dev up`")
