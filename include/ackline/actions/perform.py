@@ -173,22 +173,18 @@ def choose_targets(adapters: Adapters, request: ActionRequest, newest: Settlemen
         topics = adapters.cluster.topics(sorted({tp.topic for tp in chosen}))
         existing = [tp for tp in chosen if tp.topic in topics and tp.partition in topics[tp.topic].partitions]
         chosen = existing or chosen
-    _check_offset_is_of_one_partition(request, len(chosen))
+    if isinstance(request.to, int) and len(chosen) > 1 and not request.all_partitions:
+        raise ConfigError(
+            f"--to {request.to} is one offset, and {len(chosen)} partitions are chosen: choose one with --topic and "
+            f"--partition, or write --all-partitions",
+            key="--to",
+        )
     targets = {tp: floors[tp] + request.by for tp in chosen} if request.by is not None else {}
     targets = targets or _destinations(adapters, request.to, {tp: floors[tp] for tp in chosen})
     for tp, target in targets.items():
         if target < 0:
             raise ConfigError(f"{tp}: offset {target} is below 0; the floor is {floors[tp]}", key="--by")
     return _forward(targets, floors, request, name) if request.kind is TurnKind.SKIP else targets
-
-
-def _check_offset_is_of_one_partition(request: ActionRequest, partitions: int) -> None:
-    if isinstance(request.to, int) and partitions > 1 and not request.all_partitions:
-        raise ConfigError(
-            f"--to {request.to} is one offset, and {partitions} partitions are chosen: choose one with --topic and "
-            f"--partition, or write --all-partitions",
-            key="--to",
-        )
 
 
 def _destinations(

@@ -167,31 +167,27 @@ SHOWN = 20
 def action_object(action: PreparedAction, dry_run: bool, not_committed: str | None = None) -> ActionObject:
     """Returns what the action changes, or has changed, as an object."""
     plan, changes = action.plan, changes_of(action.plan, action.before)
-    partitions = tuple(_change_object(tp, change) for tp, change in changes.items())
-    counts = totals(changes)
+    partitions = tuple(
+        ChangeObject(
+            **tp._asdict(),
+            floor=Both(before=change.before.floor, after=change.after.floor),
+            complete_to=Both(before=change.before.complete_to, after=change.after.complete_to),
+            pending=Both(before=count(change.before.pending), after=count(change.after.pending)),
+            paused=Both(before=change.paused[0], after=change.paused[1]),
+            skipped=change.skipped,
+            handled_again=change.handled_again,
+            due_now=change.due_now,
+        )
+        for tp, change in changes.items()
+    )
     return ActionObject(
         **_turn(plan.turn), kind=plan.kind.value, reason=plan.reason, actor=plan.actor, partitions=partitions,
-        **counts, dry_run=dry_run, not_committed=not_committed,
+        **totals(changes), dry_run=dry_run, not_committed=not_committed,
     )  # fmt: skip
 
 
 def _turn(turn: TurnId) -> dict[str, Any]:
     return {"pipeline": turn.pipeline, "lane": turn.lane, "epoch": turn.epoch, "turn": turn.n}
-
-
-def _change_object(tp: TopicPartition, change: PartitionChange) -> ChangeObject:
-    before, after = change.before, change.after
-    return ChangeObject(
-        topic=tp.topic,
-        partition=tp.partition,
-        floor=Both(before=before.floor, after=after.floor),
-        complete_to=Both(before=before.complete_to, after=after.complete_to),
-        pending=Both(before=before.pending.offsets, after=after.pending.offsets),
-        paused=Both(before=change.paused[0], after=change.paused[1]),
-        skipped=change.skipped,
-        handled_again=change.handled_again,
-        due_now=change.due_now,
-    )
 
 
 def action_text(action: PreparedAction, done: bool) -> str:

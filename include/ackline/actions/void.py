@@ -117,7 +117,12 @@ def _close(adapters: Adapters, plan: Plan, before: Settlement, reason: str, paus
         stored = store_void(adapters, plan, before, waiver)
         consequence = Consequence.VOID if stored else _settled_meanwhile(adapters, plan)
         if consequence is Consequence.VOID:
-            _drop_lost_files(adapters, plan)
+            # Stops naming the files that are lost or damaged. After the void settlement: before it, settle would take
+            # the rows of a removed file for gaps. Maintenance does it too, for a process that dies in between.
+            try:
+                adapters.store.drop_lost_files(plan.turn)
+            except AcklineError as error:
+                _logger.warning("%s. The turn is void; `ackline maintain` drops the lost files of its outcomes", error)
         return consequence
     # The waiver takes the claim's number (lane/claim.py). If it is refused, the handler may have been called. A waived
     # turn is never handed out, so it has no outcomes whose files could be lost.
@@ -171,18 +176,6 @@ def _lose_reported(adapters: Adapters, plan: Plan, loss: OperatorLoss) -> None:
             f"Restore the folder of the table outcomes from a backup, then settle the turn with "
             f"`ackline run {adapters.pipeline.name}`"
         )
-
-
-def _drop_lost_files(adapters: Adapters, plan: Plan) -> None:
-    """Stops naming those files of a void turn that are lost or damaged.
-
-    After the void settlement: before it, settle would take the rows of a removed file for gaps. The turn is closed
-    whether this succeeds or not, and maintenance does it too, for a process that dies in between.
-    """
-    try:
-        adapters.store.drop_lost_files(plan.turn)
-    except AcklineError as error:
-        _logger.warning("%s. The turn is void; `ackline maintain` drops the lost files of its outcomes", error)
 
 
 def _pause(adapters: Adapters, plan: Plan, reason: str) -> str | None:

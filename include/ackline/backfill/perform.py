@@ -83,13 +83,13 @@ def account_object(lane: str, epoch: int, account: Account) -> AccountObject:
 
 
 def _account(lane: str, epoch: int, account: Account) -> dict[str, Any]:
-    asked = [_range(tp, part) for tp, ranges in sorted(account.asked.items()) for part in ranges]
+    asked = [RangeObject(**_range(tp, part)) for tp, ranges in sorted(account.asked.items()) for part in ranges]
     return {
         "id": id_of(lane),
         "lane": lane,
         "epoch": epoch,
         "settled": account.settled,
-        "asked": AskedObject(offsets=account.offsets, ranges=tuple(RangeObject(**part) for part in asked)),
+        "asked": AskedObject(offsets=account.offsets, ranges=tuple(asked)),
         "outcomes": dict(account.outcomes),
         "gaps": account.gaps,
         "pending": {str(kind): number for kind, number in account.pending.items()},
@@ -98,7 +98,7 @@ def _account(lane: str, epoch: int, account: Account) -> dict[str, Any]:
 
 
 def _range(tp: TopicPartition, part: OffsetRange) -> dict[str, Any]:
-    return {"topic": tp.topic, "partition": tp.partition, "start": part.start, "end": part.end}
+    return {**tp._asdict(), "start": part.start, "end": part.end}
 
 
 def prepared_object(lane: str, epoch: int, account: Account, choice: Choice | None, dry_run: bool) -> PreparedObject:

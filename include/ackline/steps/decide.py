@@ -180,14 +180,10 @@ def _expired_ranges(adapters: Adapters, plan: Plan, chosen: LaneRanges) -> Decis
     The fresh range of such a partition starts above `complete_to`. A backfill lane also passes over what is no part of
     it, and that gets no row.
     """
-    passed = {
-        tp: clipped(chosen_in(chosen, tp), planned.complete_to, planned.fresh.start)
-        for tp, planned in plan.partitions.items()
-    }
     return {
         tp: [OutcomeRow(part.start, 0, Outcome.EXPIRED, adapters.now(), None, part.end) for part in ranges]
-        for tp, ranges in passed.items()
-        if ranges
+        for tp, planned in plan.partitions.items()
+        if (ranges := clipped(chosen_in(chosen, tp), planned.complete_to, planned.fresh.start))
     }
 
 
