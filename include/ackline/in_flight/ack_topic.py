@@ -133,10 +133,14 @@ def range_to_read(adapters: Adapters, position: AckPosition) -> AnswerRange:
     for tp, part in ranges.items():
         if logs[tp].start > starts[tp] and tp.partition in position.next:
             warnings.append(_lost_to_retention(tp, starts[tp], part.start))
-    hidden = [tp for tp, end in written.items() if end > ranges[tp].end]
     # Nothing of these partitions is known: their answers may be for any record. The position stays where it was, so a
     # later turn reads them.
-    warnings += _hiding_warnings(leaderless, {tp: ranges[tp].end for tp in hidden})
+    if leaderless:
+        names = _names([str(tp) for tp in leaderless])
+        warnings.append(f"the ack topic {names} has no leader, so its answers can't be read yet: {_WITHHELD}")
+    hidden = [f"{tp} from {ranges[tp].end} on" for tp, end in written.items() if end > ranges[tp].end]
+    if hidden:
+        warnings.append(f"an open transaction hides answers of the ack topic {_names(hidden)}: {_WITHHELD}")
     return AnswerRange(ranges, _after(position, ranges, logs), tuple(warnings), at, bool(hidden or leaderless))
 
 
@@ -182,17 +186,6 @@ def _after(
     epochs = {tp.partition: log.leader_epoch for tp, log in logs.items() if log.leader_epoch is not None}
     others = {number: epoch for number, epoch in position.leader_epochs.items() if number not in ends}
     return AckPosition(position.topic, position.topic_id, {**position.next, **ends}, {**others, **epochs})
-
-
-def _hiding_warnings(leaderless: Sequence[TopicPartition], hidden: Mapping[TopicPartition, int]) -> list[str]:
-    warnings = []
-    if leaderless:
-        names = _names([str(tp) for tp in leaderless])
-        warnings.append(f"the ack topic {names} has no leader, so its answers can't be read yet: {_WITHHELD}")
-    if hidden:
-        names = _names([f"{tp} from {end} on" for tp, end in hidden.items()])
-        warnings.append(f"an open transaction hides answers of the ack topic {names}: {_WITHHELD}")
-    return warnings
 
 
 def _names(texts: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ the run comes late. Time is the run's clock: a renewal and a deadline are judged
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import chain
 
 import numpy as np
@@ -190,7 +190,8 @@ class _Judge:
         key, offset, attempt = (token.tp, token.offset), token.offset, token.attempt
         skip = self.in_flight[token.tp].skip_at(offset)
         if answer.kind is AnswerKind.RENEW:
-            due = _later(self.now, answer.renewal)
+            # A sum beyond the calendar would raise OverflowError.
+            due = self.now + answer.renewal if answer.renewal < LATEST_TIME - self.now else LATEST_TIME
             self.counts[Applied.RENEWED] += 1
             self.renewed[key] = OutcomeRow(
                 offset, attempt, Outcome.IN_FLIGHT, self.now, skip, due=due, answer=AnswerKind.RENEW
@@ -223,10 +224,3 @@ class _Judge:
                 self.counts[Applied.TIMED_OUT] += len(overdue)
                 decided[tp] = DecidedRows((*decided.get(tp, DecidedRows(())).kinds, overdue))
         return decided
-
-
-def _later(now: datetime, duration: timedelta) -> datetime:
-    try:
-        return min(now + duration, LATEST_TIME)
-    except OverflowError:  # beyond the calendar
-        return LATEST_TIME

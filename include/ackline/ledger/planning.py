@@ -113,25 +113,20 @@ def _planned_partition(
     view: PartitionView, room: OffsetRange, share: int, retries: ValuedRanges[int], now: datetime, limits: Limits
 ) -> PlannedPartition:
     fresh = OffsetRange(room.start, room.start + share)
+    # The plan step compares a state with its log only if it reads the partition, so otherwise no leader epoch is
+    # stored: it would vouch for a state that was not compared.
+    log = view.log or LogBounds(view.state.complete_to, view.state.complete_to)
     return PlannedPartition(
         view.topic_id,
         fresh,
         retries,
         view.state.floor,
         view.state.complete_to,
-        _stored_bounds(view),
+        log if view.readable else log._replace(leader_epoch=None),
         None if fresh or retries else _why_nothing(view, room, now, limits),
         view.committed,
         view.acknowledged_foreign_offset,
     )
-
-
-def _stored_bounds(view: PartitionView) -> LogBounds:
-    """The log bounds that the plan stores. The plan step compares a state with its log only if it reads the partition,
-    so otherwise no leader epoch is stored: it would vouch for a state that was not compared."""
-    if view.log is None:
-        return LogBounds(view.state.complete_to, view.state.complete_to)
-    return view.log if view.readable else view.log._replace(leader_epoch=None)
 
 
 def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRange:
