@@ -16,8 +16,8 @@ from ackline.airflow.operators import LEASE_POLL, ReplayOperator
 from ackline.airflow.results import planned_summary
 from ackline.lane.lease import TurnLease
 from ackline.steps import plan
+from ackline.tables.layout import LeaseFile
 from ackline.tables.lease import MISSED_RENEWALS, RENEWAL_SECONDS, Lease
-from ackline.tables.lease_file import LeaseFile
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import NOON, OK, MemoryLane
 

@@ -14,7 +14,7 @@ from ackline.ledger.outcomes import UNIX_EPOCH, Outcome
 from ackline.ledger.turns import LIVE, Plan
 from ackline.spark.job import ReplayResult
 from ackline.steps.replay import add_actions, task_report
-from ackline.tables.rows import plan_date
+from ackline.tables.schemas import plan_date
 from ackline.tables.store import LedgerStore
 from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget, WrittenFile
 from tests.support.memory_adapters import MemoryAdapters

@@ -14,8 +14,6 @@ from pathlib import Path
 import pyarrow as pa
 from filelock import FileLock
 
-from ackline.ledger.turns import TurnId
-from ackline.tables.rows import turn_columns
 from ackline.tables.schemas import OUTCOMES
 from ackline.tables.table import AuditTable
 
@@ -25,8 +23,9 @@ DAY = datetime(2026, 1, 31, tzinfo=UTC)
 
 def row(name: str, application: str, number: int) -> dict[str, object]:
     """Returns a row with the name of its writer and its number."""
+    of_turn = {"pipeline": "contest", "plan_date": DAY.date(), "lane": application, "epoch": 0, "turn": number}
     of_record = {"topic": "t", "partition": 0, "offset": number, "attempt": 1, "outcome": "acked", "handled_at": DAY}
-    return turn_columns(TurnId("contest", application, 0, number), DAY.date(), name) | of_record
+    return {**of_turn, "run_id": name, **of_record}
 
 
 def rust(table: AuditTable, name: str) -> Append:

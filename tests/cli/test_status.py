@@ -34,8 +34,8 @@ from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind
 from ackline.pipeline.warnings import TopicPolicy
+from ackline.tables.layout import LEASE_NAME, LeaseFile
 from ackline.tables.lease import Lease, ProcessIdentity
-from ackline.tables.lease_file import NAME, LeaseFile
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_kafka import MemoryCluster
 from tests.support.memory_lane import FAILS, NOON, OK, TP, MemoryLane
@@ -129,7 +129,7 @@ def leased(tmp_path: Path) -> Iterator[MemoryAdapters]:
     plan, file = lane.plan(), LeaseFile(str(tmp_path))
     leases = TurnLease(file, "run-1", clock=lambda: NOON, renewing=lambda _: nullcontext())
     with leases.held(plan.turn):
-        os.utime(tmp_path / NAME, (NOON.timestamp(), NOON.timestamp()))
+        os.utime(tmp_path / LEASE_NAME, (NOON.timestamp(), NOON.timestamp()))
         yield lane.adapters(lease=leases)
 
 

@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame
 
+from ackline.spark.lineage import ROWS
 from ackline.worker.trees.acker import by_block
-from ackline.worker.trees.rows import MANIFEST, ROWS_DDL
+from ackline.worker.trees.rows import MANIFEST
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import ROOT, Lab, Row
 
@@ -178,7 +179,7 @@ def test_s63_fault_38_rows_of_acks_and_emits_that_come_twice_change_nothing(
             yield batch.filter(events)
 
     def of_rows_twice(rows: DataFrame, parts: int) -> DataFrame:
-        return by_block(rows.mapInArrow(twice, ROWS_DDL), parts)
+        return by_block(rows.mapInArrow(twice, ROWS), parts)
 
     monkeypatch.setattr("ackline.spark.lineage.by_block", of_rows_twice)
     lane = tree_lab(lab, steps=DEEP, dead_letter="none", retry={"max_retries": 0})

@@ -18,7 +18,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import PendingKind, PendingRuns, PendingState, microseconds
 from ackline.steps.replay import job_of
-from ackline.tables.rows import decision_rows
+from ackline.tables.schemas import decision_rows
 from tests.support.actor import Killed
 from tests.support.memory_lane import NOON, OK, TP, WAITS, AnsweredLane, MemoryBackfill, in_flight
 

@@ -14,8 +14,8 @@ from ackline.errors import TransientError
 from ackline.lane.lease import POLL_SECONDS, TurnLease, WhenHeld
 from ackline.ledger.turns import TurnId
 from ackline.steps import replay
+from ackline.tables.layout import LEASE_NAME, LeaseFile
 from ackline.tables.lease import MISSED_RENEWALS, RENEWAL_SECONDS, Lease, ProcessIdentity
-from ackline.tables.lease_file import NAME, LeaseFile
 from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import NOON, OK, MemoryLane
 
@@ -210,7 +210,7 @@ def test_content_that_is_not_a_lease_is_ignored_with_a_warning(
     with leases(file).held(TURN) as waited:
         assert not waited
         assert stored(file) is not None
-    assert f"{NAME} is not a lease" in caplog.messages[0]
+    assert f"{LEASE_NAME} is not a lease" in caplog.messages[0]
 
 
 class Broken(LeaseFile):

@@ -17,16 +17,10 @@ from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, Val
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.local.broker import Broker
-from ackline.spark.job import (
-    KafkaSettings,
-    OutcomeTarget,
-    Progress,
-    ReplayJob,
-    ReplayResult,
-    ReplaySettings,
-    run_replay,
-)
+from ackline.spark.job import Progress, ReplayResult, run_replay
 from ackline.tables.table import AuditTable
+from ackline.worker.files import OutcomeTarget
+from ackline.worker.settings import KafkaSettings, ReplayJob, ReplaySettings
 from tests.kafka.kafka_log import fill, put
 from tests.support import journal
 

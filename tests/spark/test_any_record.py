@@ -13,8 +13,7 @@ from ackline.errors import FatalError, RangeGone
 from ackline.kafka.cluster import Cluster
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import timestamp_of
-from ackline.spark.job import ReplayJob
-from ackline.worker.retries import FIRST_UNREADABLE
+from ackline.worker.settings import FIRST_UNREADABLE, ReplayJob
 from tests.e2e import wire
 from tests.e2e.wire import RawHeaders
 from tests.kafka.kafka_log import aborted, config, delete_before, messages, producer, put

@@ -9,10 +9,10 @@ import pytest
 from ackline.errors import ConfigError, TransientError
 from ackline.ledger.offsets import TopicPartition
 from ackline.spark.job import check_replay, run_replay
-from ackline.spark.lineage import manifests_of, one_job
+from ackline.spark.lineage import ROWS, manifests_of, one_job
 from ackline.worker.trees.acker import by_block
 from ackline.worker.trees.events import BLOCK, EventFormat, Events, PackedEvents
-from ackline.worker.trees.rows import ROWS_DDL, ROWS_SCHEMA
+from ackline.worker.trees.rows import ROWS_SCHEMA
 from tests.spark import tree_handlers
 from tests.spark.lab import Lab
 from tests.spark.tree_jobs import ITEMS, SPLIT, TWO, ran, steps, values
@@ -123,7 +123,7 @@ def test_s63_rows_of_events_that_came_twice_or_late_change_nothing(lab: Lab) -> 
             packed.add(event(format_, offset, 0, 5, 5, -1, 1, time))
         rows += [{"key": block.key, "tp": 0, "offset": block.number, "payload": p} for block, p in packed.take()]
     names = ROWS_SCHEMA.names
-    frame = lab.spark.createDataFrame([tuple(row.get(name) for name in names) for row in reversed(rows)], ROWS_DDL)
+    frame = lab.spark.createDataFrame([tuple(row.get(name) for name in names) for row in reversed(rows)], ROWS)
     sorted_rows = by_block(frame, 1).collect()
     assert [row["offset"] for row in sorted_rows] == [0, 0, 1, 1]
     for block in (0, 1):

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from ackline.pipeline.topology import StepBlock, Topology, topology
-from ackline.spark.job import ReplayJob
+from ackline.worker.settings import ReplayJob
 from tests.spark.lab import Lab
 
 HANDLERS = "tests.spark.tree_handlers"

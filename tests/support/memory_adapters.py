@@ -40,7 +40,8 @@ from tests.support.memory_table import OutcomesFile
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ackline.spark.job import ReplayJob, ReplayResult
+    from ackline.spark.job import ReplayResult
+    from ackline.worker.settings import ReplayJob
 
 
 TOKEN_KEYS = (b"a key of the tests, in memory",)

@@ -24,7 +24,7 @@ from ackline.ledger.turns import (
     TurnKind,
 )
 from ackline.tables.chosen import DeadRow, OutcomeFilter, RangesByPartition
-from ackline.tables.rows import plan_date
+from ackline.tables.schemas import plan_date
 from ackline.tables.store import LedgerStore
 from ackline.tables.turn_outcomes import Attempts, Failures, LastFailure, TurnOutcomes
 from tests.support.memory import BEFORE, READ, Hook, World, no_hook

@@ -11,7 +11,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import Marker, Plan, Settlement, TurnId
 from ackline.tables.append import LEDGER_ID
-from ackline.tables.log_state import LogState
+from ackline.tables.handle import LogState
 from ackline.tables.table import AuditTable
 from tests.support.memory import AFTER, BEFORE, READ, Hook, TableCommit, World, next_fault
 

@@ -14,7 +14,6 @@ from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 from ackline.tables.object_store import arrow_filesystem
-from ackline.tables.rows import turn_columns
 from ackline.tables.schemas import OUTCOMES
 from ackline.tables.store import LedgerStore
 
@@ -76,7 +75,8 @@ def written(
     `error_class` is that of the rows that failed or were dropped, and `hashes` has the hashes of keys by offset.
     """
     values = [
-        {**turn_columns(of, DAY, "run"), "topic": tp.topic, "partition": tp.partition, "offset": offset,
+        {"pipeline": of.pipeline, "plan_date": DAY, "lane": of.lane, "epoch": of.epoch, "turn": of.n, "run_id": "run",
+         "topic": tp.topic, "partition": tp.partition, "offset": offset,
          "attempt": attempt, "outcome": outcome, "error_message": message, "handled_at": NOON,
          "error_class": error_class if outcome in ("failed", "dropped") else None,
          "key_hash": (hashes or {}).get(offset)}

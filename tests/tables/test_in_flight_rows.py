@@ -16,7 +16,7 @@ from ackline.ledger.outcomes import UNIX_EPOCH, AnswerKind, ErrorClass, Outcome,
 from ackline.ledger.turns import LIVE, AckPosition, AnswerReport, TurnKind
 from ackline.tables.maintenance import maintain
 from ackline.tables.queries import AuditFilter, audit_rows
-from ackline.tables.rows import plan_date
+from ackline.tables.schemas import plan_date
 from ackline.tables.sql import sql_result
 from ackline.tables.store import LedgerStore
 from ackline.tables.table import CHECKPOINT_EVERY

@@ -12,9 +12,8 @@ from ackline.errors import TransientError
 from ackline.lane.lease import TurnLease, WhenHeld
 from ackline.ledger.turns import TurnId
 from ackline.pipeline.folder import lane_folder
-from ackline.tables.layout import lanes_of
+from ackline.tables.layout import LEASE_NAME, LeaseFile, holder_of, lanes_of
 from ackline.tables.lease import MISSED_RENEWALS, RENEWAL_SECONDS, HolderState, Lease
-from ackline.tables.lease_file import NAME, LeaseFile, holder_of
 from tests.tables.roots import EVERYWHERE, ON_DISK
 
 ROOTS = EVERYWHERE
@@ -99,7 +98,7 @@ def test_each_lane_has_a_file_of_its_own_which_no_reader_takes_for_a_lane(root: 
 def test_no_scratch_file_is_left(root: str) -> None:
     file = LeaseFile(lane_folder(root, "orders", "live"))
     file.write(b"x")
-    assert [path.name for path in (Path(root) / "orders").iterdir()] == [NAME]
+    assert [path.name for path in (Path(root) / "orders").iterdir()] == [LEASE_NAME]
 
 
 @ON_DISK

@@ -17,7 +17,7 @@ from ackline.errors import FatalError
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.metrics import TurnReport
 from ackline.ledger.outcomes import Outcome
-from ackline.tables import append, log_state
+from ackline.tables import append, handle
 from ackline.tables.files import _having
 from ackline.tables.maintenance import maintain
 from ackline.tables.reads import Where, files_of_version
@@ -148,7 +148,7 @@ def test_the_rows_of_a_turn_are_the_same_from_the_newest_entries_and_from_all_fi
     if change == "checkpointed":
         lane.outcomes.checkpoint()
     if change == "expired":
-        monkeypatch.setattr("ackline.tables.log_state._SEARCHED_ENTRIES", 1)
+        monkeypatch.setattr("ackline.tables.handle._SEARCHED_ENTRIES", 1)
     for n in (2, 3):
         for name, kind in FIRST.items():
             table = AuditTable(lane.folder, name)
@@ -286,9 +286,7 @@ def test_a_large_checkpoint_is_read_without_its_files(tmp_path: Path) -> None:
     table.checkpoint()
     [path] = (tmp_path / "outcomes" / "_delta_log").glob("*.checkpoint.parquet")
     with pq.ParquetFile(path) as checkpoint:
-        groups = [
-            group for group in range(checkpoint.num_row_groups) if log_state._may_hold(checkpoint.metadata, group)
-        ]
+        groups = [group for group in range(checkpoint.num_row_groups) if handle._may_hold(checkpoint.metadata, group)]
         read = checkpoint.read_row_groups(groups, columns=["add"])
     assert (checkpoint.metadata.num_rows > 2_500, len(groups), pc.count(read["add"]).as_py()) == (True, 1, 0)
     assert _facts(tmp_path) == entries

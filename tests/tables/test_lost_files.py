@@ -18,16 +18,16 @@ from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnKind
-from ackline.spark.job import ReplayJob, ReplayResult
-from ackline.tables.effective import void_turns
+from ackline.spark.job import ReplayResult
 from ackline.tables.files import write_rows
-from ackline.tables.lost_files import drop_lost_files, files_of
+from ackline.tables.layout import void_turns
 from ackline.tables.maintenance import maintain
 from ackline.tables.queries import AuditFilter, audit_rows
-from ackline.tables.rows import decision_rows, plan_date
-from ackline.tables.schemas import PARTITION_BY
+from ackline.tables.reads import files_of
+from ackline.tables.schemas import PARTITION_BY, decision_rows, plan_date
 from ackline.tables.store import LedgerStore
 from ackline.worker.files import WrittenFile
+from ackline.worker.settings import ReplayJob
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import AT_MOST_ONCE, FAILS_ONCE, NO_GUARANTEE, OK, TP, TP1, MemoryLane
 from tests.tables.roots import ON_BOTH
@@ -247,7 +247,7 @@ def test_a_repeat_drops_nothing_and_commits_nothing(lane: RealTables) -> None:
     before = store.outcomes.open()
     assert before is not None
     version = before.version()
-    assert drop_lost_files(store.outcomes, void_turns(store.folder)) == 0
+    assert store.outcomes.drop_lost_files(void_turns(store.folder)) == 0
     after = store.outcomes.open()
     assert after is not None
     assert after.version() == version

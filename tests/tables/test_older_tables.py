@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from ackline.errors import ConfigError
 from ackline.tables import schemas
 from ackline.tables.history import settled_turns, step_figures
-from ackline.tables.rows import plan_rows, settlement_rows
+from ackline.tables.schemas import plan_rows, settlement_rows
 from ackline.tables.store import LedgerStore
 from ackline.tables.table import AuditTable
 from tests.tables.lane_rows import DAY, TP, newest_of, plan, settlement, turn

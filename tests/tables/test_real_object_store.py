@@ -31,7 +31,7 @@ from ackline.tables.object_store import arrow_filesystem, use_options
 from ackline.tables.output_table import check_place
 from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.store import LedgerStore
-from ackline.worker.task_folder import TaskFolder, open_task_folder, remove_task_folders
+from ackline.worker.settings import TaskFolder, open_task_folder, remove_task_folders
 from tests.outputs.kept_lane import TABLE, Lane, Row, Store, turn_of
 from tests.support.object_store.store import SECRET, ObjectStore, object_store
 from tests.tables.lane_rows import NOON, TP, plan, settlement, turn

@@ -18,8 +18,7 @@ from ackline.ledger.turns import Marker, MarkerKind, Plan, Settlement, TurnKind
 from ackline.tables.layout import all_lanes
 from ackline.tables.maintenance import maintain, open_turns
 from ackline.tables.queries import AuditFilter, audit_rows
-from ackline.tables.rows import settlement_from_rows, settlement_rows
-from ackline.tables.schemas import SETTLEMENTS
+from ackline.tables.schemas import SETTLEMENTS, settlement_from_rows, settlement_rows
 from ackline.tables.store import LedgerStore
 from ackline.tables.table import AuditTable
 from tests.tables.lane_rows import NOON, TP, TP1, newest_of, plan, settlement, turn, written

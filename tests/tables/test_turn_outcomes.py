@@ -19,9 +19,9 @@ from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import SettledPartition, Settlement, TurnKind
 from ackline.tables import table as commit_notes
-from ackline.tables.log_state import LogState
+from ackline.tables.handle import LogState
 from ackline.tables.maintenance import maintain
-from ackline.tables.rows import plan_date
+from ackline.tables.schemas import plan_date
 from ackline.tables.store import LedgerStore
 from ackline.tables.table import CHECKPOINT_EVERY, AuditTable
 from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget

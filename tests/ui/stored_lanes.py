@@ -15,8 +15,7 @@ from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, Value
 from ackline.ledger.outcomes import Outcome, OutcomeRow
 from ackline.ledger.pending import Pending, PendingKind
 from ackline.ledger.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
-from ackline.tables.rows import plan_date, turn_columns
-from ackline.tables.schemas import OUTCOMES
+from ackline.tables.schemas import OUTCOMES, plan_date
 from ackline.tables.store import LedgerStore
 
 Message = Callable[[int], str]
@@ -139,9 +138,11 @@ def write_lane(
 
 def add_attempt(lane: StoredLane, tp: TopicPartition, offset: int, message: str) -> None:
     """Adds an attempt to the newest turn, with an error message of any length, as another writer might store it."""
+    turn = lane._turn(lane.turns)
     row = {
-        **turn_columns(lane._turn(lane.turns), plan_date(lane.now), "run"), "topic": tp.topic,
-        "partition": tp.partition, "offset": offset, "attempt": 1, "outcome": "failed",
+        "pipeline": turn.pipeline, "plan_date": plan_date(lane.now), "lane": turn.lane, "epoch": turn.epoch,
+        "turn": turn.n, "run_id": "run", "topic": tp.topic, "partition": tp.partition,
+        "offset": offset, "attempt": 1, "outcome": "failed",
         "error_class": lane.error_class, "error_message": message, "handled_at": lane.now,
     }  # fmt: skip
     assert lane.store.outcomes.append(pa.Table.from_pylist([row], schema=OUTCOMES), "tests/attempt", 1)

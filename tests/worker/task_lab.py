@@ -21,13 +21,12 @@ from ackline.kafka.exact import Found, Gone
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.pipeline.topology import Step
-from ackline.spark.job import Progress, ReplayJob, ReplayResult, check_counts, result_of
+from ackline.spark.job import Progress, ReplayResult, check_counts, result_of
 from ackline.tables.table import AuditTable
-from ackline.worker import retries
+from ackline.worker import tasks
 from ackline.worker.records import TIMESTAMP
-from ackline.worker.settings import TaskSettings
+from ackline.worker.settings import ReplayJob, TaskSettings, open_task_folder
 from ackline.worker.streams import Streams, load_functions_of_job
-from ackline.worker.task_folder import open_task_folder
 from ackline.worker.tasks import handle_fresh, handle_retries
 from ackline.worker.trees.acker import store_roots
 from ackline.worker.trees.rows import ROWS_SCHEMA
@@ -51,7 +50,7 @@ class TaskLab(Lab):
         self.table.create()
         self._journal = journal_file
         self._turn = self._topics = 0
-        monkeypatch.setattr(retries, "ExactReader", lambda *_: _Reader(self))
+        monkeypatch.setattr(tasks, "ExactReader", lambda *_: _Reader(self))
 
     def new_topic(self, partitions: int = 1) -> str:
         """The name of a new topic."""

@@ -3,7 +3,7 @@
 import pytest
 
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange
-from ackline.worker.retries import FRESH, split_ranges, with_fresh
+from ackline.worker.tasks import FRESH, split_ranges, with_fresh
 
 TP = TopicPartition("orders", 0)
 OTHER = TopicPartition("orders", 1)

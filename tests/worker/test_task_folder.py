@@ -7,7 +7,7 @@ import pytest
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.tables.folder import Folder
-from ackline.worker.task_folder import open_task_folder, remove_task_folders
+from ackline.worker.settings import open_task_folder, remove_task_folders
 
 TURN = TurnId("orders", LIVE, 0, 7)
 
@@ -110,7 +110,8 @@ def test_a_folder_that_another_run_removes_before_the_token_is_in_it_is_made_aga
 
 def test_a_folder_that_never_stays_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Folder, "make", lambda _: None)
-    with pytest.raises(FileNotFoundError), open_task_folder(str(tmp_path / "outcomes"), TURN, once=False):
+    task_folder = open_task_folder(str(tmp_path / "outcomes"), TURN, once=False)
+    with pytest.raises(FatalError, match="No such file"), task_folder:
         pass
 
 

@@ -33,8 +33,8 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
 from ackline.ledger.turns import Plan, SettledPartition
 from ackline.steps.plan import preview_lane
+from ackline.tables.layout import holder_of
 from ackline.tables.lease import Holder
-from ackline.tables.lease_file import holder_of
 
 MISSING, CREATED_AGAIN, TRUNCATED = "missing", "created again", "truncated"
 """Why a run stops at a partition: it is gone; its topic was created again; its log ends below what was read."""

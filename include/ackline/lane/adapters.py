@@ -32,13 +32,14 @@ from ackline.pipeline.pipeline import Pipeline, pipeline_of_turn
 from ackline.pipeline.properties import secret_of, without_own_settings
 from ackline.pipeline.streams import Translation
 from ackline.pipeline.warnings import warnings_of_connection, warnings_of_settings
-from ackline.tables.lease_file import LeaseFile
+from ackline.tables.layout import LeaseFile
 from ackline.tables.store import LedgerStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ackline.spark.job import ReplayJob, ReplayResult
+    from ackline.spark.job import ReplayResult
+    from ackline.worker.settings import ReplayJob
 from collections.abc import Iterable
 
 from ackline.errors import AcklineError
@@ -137,7 +138,7 @@ class Adapters:
 
     def remove_task_folders(self, turn: TurnId) -> None:
         """Removes what a turn that is settled leaves of its Spark tasks."""
-        from ackline.worker.task_folder import remove_task_folders
+        from ackline.worker.settings import remove_task_folders
 
         remove_task_folders(self.store.outcomes.uri, turn)
 

@@ -18,8 +18,8 @@ from enum import Enum
 
 from ackline.errors import TransientError
 from ackline.ledger.turns import TurnId
+from ackline.tables.layout import LeaseFile
 from ackline.tables.lease import MISSED_RENEWALS, RENEWAL_SECONDS, Lease
-from ackline.tables.lease_file import LeaseFile
 
 POLL_SECONDS = 2.0
 """How often a process that waits reads the lease of the other."""

@@ -29,7 +29,8 @@ from ackline.tables.folder import Folder
 from ackline.tables.publish import application_of, publish
 
 if TYPE_CHECKING:
-    from ackline.spark.job import ReplayJob, ReplayResult
+    from ackline.spark.job import ReplayResult
+    from ackline.worker.settings import ReplayJob
 
 _MANIFEST = "execution-"
 

@@ -9,8 +9,8 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,11 +32,9 @@ from ackline.spark.failure import error_of_spark, is_timestamp_overflow
 from ackline.spark.lineage import manifests_of, one_job
 from ackline.spark.master import is_local
 from ackline.spark.probe import WAIT_SECONDS, WAIT_SECONDS_ONCE, probe_executors, wait_until_sized, wait_until_visible
-from ackline.tables.errors import unusable_folder
-from ackline.worker.files import OutcomeTarget, WrittenFile
-from ackline.worker.settings import KafkaSettings, ReplayJob, ReplaySettings, durations_of
+from ackline.worker.files import WrittenFile
+from ackline.worker.settings import ReplayJob, TaskFolder, durations_of, open_task_folder
 from ackline.worker.streams import Streams, load_functions_of_job
-from ackline.worker.task_folder import TaskFolder, open_task_folder
 
 Progress = Callable[[int, int], None]
 """Takes the number of tasks that are done, and of all tasks."""
@@ -144,16 +142,13 @@ def result_of(rows: Iterable[Any], topology: Topology | None) -> ReplayResult:
         raise FatalError(f"{abs(trees)} trees were begun and not decided, or decided twice; nothing was stored")
     figures = None
     if topology is not None:
-        figures = steps
-        _count_records(steps.steps[SOURCE], counts.values())
+        figures, source = steps, steps.steps[SOURCE]
+        # As Storm counts them for a spout. No manifest of the source has these numbers: a tree may end in another task.
+        source.acked = sum(of_tp.get(Outcome.ACKED, 0) for of_tp in counts.values())
+        source.failed = sum(
+            of_tp.get(word, 0) for of_tp in counts.values() for word in (Outcome.FAILED, Outcome.DROPPED)
+        )
     return ReplayResult(tuple(files), counts, calls, fetched, fetches, out_of_range, figures, tuple(staged), unacked)
-
-
-def _count_records(source: StepCounts, counts: Collection[Mapping[Outcome, int]]) -> None:
-    """Sets how many records were acked and how many failed, as Storm counts them for a spout. No manifest of the source
-    has these numbers, because a tree may end in another task."""
-    source.acked = sum(of_tp.get(Outcome.ACKED, 0) for of_tp in counts)
-    source.failed = sum(of_tp.get(word, 0) for of_tp in counts for word in (Outcome.FAILED, Outcome.DROPPED))
 
 
 def check_counts(result: ReplayResult, job: ReplayJob) -> None:
@@ -168,16 +163,6 @@ def check_counts(result: ReplayResult, job: ReplayJob) -> None:
                 tp=tp,
             )
 
-
-__all__ = [
-    "KafkaSettings",
-    "OutcomeTarget",
-    "ReplayJob",
-    "ReplayResult",
-    "ReplaySettings",
-    "check_replay",
-    "run_replay",
-]
 
 log = logging.getLogger(__name__)
 
@@ -205,10 +190,7 @@ def check_replay(spark: SparkSession, job: ReplayJob) -> None:
 def _probe(spark: SparkSession, job: ReplayJob, handler: Handler | Streams) -> None:
     imports_handler = isinstance(handler, Streams) or tier_of(handler) is not Tier.COLUMN
     root = os.path.dirname(job.target.root.rstrip("/"))
-    try:
-        probe_executors(spark.sparkContext, root, job.settings, job.kafka, imports_handler)
-    except OSError as error:
-        raise unusable_folder(root, error) from None
+    probe_executors(spark.sparkContext, root, job.settings, job.kafka, imports_handler)
     _probed.add(spark.sparkContext.applicationId)
 
 
@@ -233,14 +215,14 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
         return ReplayResult((), {}, 0, 0)
     if not is_local(str(spark.sparkContext.master)) and spark.sparkContext.applicationId not in _probed:
         _probe(spark, job, handler)
-    try:
-        with (
-            _task_folder(spark, job) as folder,
-            report_progress(spark.sparkContext, f"ackline-{uuid.uuid4()}", on_progress),
-        ):
-            result = result_of(_collect(spark, job, handler, folder), job.settings.topology)
-    except OSError as error:
-        raise unusable_folder(job.target.root, error) from None
+    with (
+        # A job on one machine needs no proof that its tasks may start, unless at most once.
+        open_task_folder(job.target.root, job.target.turn, job.settings.once)
+        if job.settings.once or not is_local(str(spark.sparkContext.master))
+        else nullcontext() as folder,
+        report_progress(spark.sparkContext, f"ackline-{uuid.uuid4()}", on_progress),
+    ):
+        result = result_of(_collect(spark, job, handler, folder), job.settings.topology)
     check_counts(result, job)
     # The caller commits these names next. A name whose file this machine does not see must never get into the log.
     seconds = WAIT_SECONDS_ONCE if job.settings.once else WAIT_SECONDS
@@ -267,13 +249,6 @@ def _collect(spark: SparkSession, job: ReplayJob, handler: Handler | Streams, fo
             raise error_of_spark(error) from None
     log.warning("%s: Spark's source can't convert a record's timestamp; the ranges are read exactly", job.target.turn)
     return _collect(spark, replace(job, exact_from=dict.fromkeys(job.fresh, 0)), handler, folder)
-
-
-def _task_folder(spark: SparkSession, job: ReplayJob) -> AbstractContextManager[TaskFolder | None]:
-    """Returns the folder in which the tasks prove that they may start; None where nothing needs proof."""
-    if is_local(str(spark.sparkContext.master)) and not job.settings.once:
-        return nullcontext()
-    return open_task_folder(job.target.root, job.target.turn, job.settings.once)
 
 
 def with_possible_isolation(job: ReplayJob, handler: Handler | Streams) -> ReplayJob:

@@ -3,10 +3,14 @@
 Spark's Kafka source reads the fresh ranges, each with its explicit start and end. It never gets `latest`, which each
 action resolves anew, nor a consumer group, and data loss is an error. So the success of the job proves that the source
 read the ranges whole, gaps included. Several small ranges share a task, which reads one after the other; a task that
-failed in any of them fails the job. Tasks read due retries themselves (`ackline.worker.retries`).
+failed in any of them fails the job. Tasks read due retries themselves (`ackline.worker.tasks`).
 
 The rows of the lineage are the manifests of its tasks. With steps, the rows of the tasks that read records go through
 one chain of stages, a stage for each step with `group_by`, and the acker is at its end.
+
+In the column tier the handler is a Spark expression: records stay in the JVM, and only their outcomes leave it. Such a
+handler may only add a column. A generator, a window or an aggregate would multiply, drop or reorder rows, so it is
+refused before anything is read.
 """
 
 import json
@@ -16,25 +20,39 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from ackline.errors import ConfigError
 from ackline.handler import Handler, Tier, tier_of
 from ackline.kafka.config import java_properties
 from ackline.ledger.offsets import OffsetRange, TopicPartition, count
+from ackline.ledger.outcomes import LATEST_MILLISECOND, NO_TIMESTAMP
 from ackline.pipeline.topology import Step, Topology
-from ackline.spark.column import NOTED_DDL, as_records, with_outcomes
-from ackline.worker.retries import split_for_tasks, split_ranges, with_fresh
-from ackline.worker.run import rate_per_task
-from ackline.worker.settings import MANIFEST_DDL, ReplayJob, TaskSettings
+from ackline.worker.records import RECORD_COLUMNS
+from ackline.worker.run import TOMBSTONE, rate_per_task
+from ackline.worker.settings import MANIFEST_SCHEMA, ReplayJob, ReplaySettings, TaskFolder, TaskSettings
 from ackline.worker.streams import Streams
-from ackline.worker.task_folder import TaskFolder
-from ackline.worker.tasks import handle_fresh, handle_retries, read_retries, store_column
+from ackline.worker.tasks import (
+    NOTED_COLUMNS,
+    handle_fresh,
+    handle_retries,
+    read_retries,
+    split_for_tasks,
+    split_ranges,
+    store_column,
+    with_fresh,
+)
 from ackline.worker.trees.acker import by_block, store_roots
-from ackline.worker.trees.rows import ROWS_DDL
+from ackline.worker.trees.rows import ROWS_SCHEMA
 from ackline.worker.trees.stages import handle_step
 
 Ranges = Mapping[TopicPartition, OffsetRange]
+MANIFESTS, ROWS, NOTED_RECORDS = map(from_arrow_schema, (MANIFEST_SCHEMA, ROWS_SCHEMA, NOTED_COLUMNS))
+"""The columns of manifests, of rows between steps, and of records in the column tier, as Spark types."""
 
 MAX_RECORDS_PER_TASK = 250_000
 """A task reads at most this many records, for progress and memory; fewer if that keeps more cores busy."""
@@ -191,8 +209,8 @@ def manifests_of_trees(rows: DataFrame, settings: TaskSettings, topology: Topolo
     """
     for step in topology.steps:
         if step.grouped:
-            rows = _exchange(rows, step, parts).mapInArrow(handle_step(settings, step), ROWS_DDL)
-    return by_block(rows, parts).mapInArrow(store_roots(settings), MANIFEST_DDL)
+            rows = _exchange(rows, step, parts).mapInArrow(handle_step(settings, step), ROWS)
+    return by_block(rows, parts).mapInArrow(store_roots(settings), MANIFESTS)
 
 
 def _exchange(rows: DataFrame, step: Step, parts: int) -> DataFrame:
@@ -227,11 +245,11 @@ def manifests_of(
     if not isinstance(handler, Streams) and task.tier is Tier.COLUMN:
         return _manifests_of_column(spark, job, handler, task, sources)
     topology = job.settings.topology
-    ddl = MANIFEST_DDL if topology is None else ROWS_DDL
-    rows = [for_python(source, task.topic is None).mapInArrow(handle_fresh(task), ddl) for source in sources]
+    kind = MANIFESTS if topology is None else ROWS
+    rows = [for_python(source, task.topic is None).mapInArrow(handle_fresh(task), kind) for source in sources]
     if job.retries:
         parts, indexes = _retry_parts(spark, job)
-        rows.append(indexes.mapInArrow(handle_retries(task, job.kafka, parts), ddl))
+        rows.append(indexes.mapInArrow(handle_retries(task, job.kafka, parts), kind))
     union = reduce(DataFrame.union, rows)
     if topology is None:
         return union
@@ -247,9 +265,9 @@ def _manifests_of_column(
     records = [as_records(source) for source in sources]
     if job.retries:
         parts, indexes = _retry_parts(spark, job)
-        records.append(indexes.mapInArrow(read_retries(job.kafka, parts), NOTED_DDL))
+        records.append(indexes.mapInArrow(read_retries(job.kafka, parts), NOTED_RECORDS))
     outcomes = with_outcomes(reduce(DataFrame.union, records), handler, job.settings, topic=task.topic is None)
-    return outcomes.mapInArrow(store_column(task), MANIFEST_DDL)
+    return outcomes.mapInArrow(store_column(task), MANIFESTS)
 
 
 def _rate_per_task(spark: SparkSession, job: ReplayJob, max_rate: int) -> float:
@@ -271,3 +289,86 @@ def _retry_parts(spark: SparkSession, job: ReplayJob) -> tuple[Any, DataFrame]:
     """Returns the retries of each task as a broadcast list, and a DataFrame with one row for each task: its index."""
     parts = split_for_tasks(job.retries, spark.sparkContext.defaultParallelism)
     return spark.sparkContext.broadcast(parts), spark.range(0, len(parts), 1, len(parts))
+
+
+def as_records(source: DataFrame) -> DataFrame:
+    """Selects the columns of NOTED_RECORDS from fresh records of Spark's Kafka source."""
+    milliseconds = F.unix_millis("timestamp")
+    is_time = milliseconds.between(0, LATEST_MILLISECOND)
+    timestamp = F.when(is_time, F.col("timestamp")).alias("timestamp")
+    out_of_range = (~is_time & (milliseconds != NO_TIMESTAMP)).alias("out_of_range")
+    first, none = F.lit(1).alias("attempt"), F.lit(None).cast("string").alias("note")
+    return source.select(
+        "topic", "partition", "offset", timestamp, "key", "value", "headers", first, none, out_of_range
+    )
+
+
+def with_outcomes(records: DataFrame, handler: Handler, settings: ReplaySettings, *, topic: bool) -> DataFrame:
+    """Returns the columns partition, offset, timestamp, attempt, note, out_of_range and outcome for each row of
+    `records`, which has those of NOTED_RECORDS. With `topic`, that column comes first; if the pipeline stores hashes of
+    keys, the key is kept, too.
+
+    Raises ConfigError if the handler returned anything else than a column over these rows; at most once, also if the
+    column calls a user function.
+    """
+    path = str(settings.handler)
+    note = F.col("note")
+    if not settings.deliver_tombstones:
+        note = F.coalesce(note, F.when(F.col("value").isNull(), F.lit(TOMBSTONE)))
+    noted = records.select(*RECORD_COLUMNS.names, note.alias("note"), "out_of_range")
+    try:
+        answer: Any = handler(noted.select(*RECORD_COLUMNS.names))
+        if not isinstance(answer, Column):
+            raise ConfigError(
+                f"handler {path} returned {type(answer).__name__}, not a column: return the outcome as a Spark column",
+                key="handler",
+            )
+        outcome = F.when(F.col("note").isNull(), answer.cast("string")).alias("outcome")
+        key = ["key"] if settings.key_hash_secret is not None else []
+        kept = ["topic"] * topic + ["partition", "offset", "timestamp", "attempt", "note", "out_of_range", *key]
+        outcomes = noted.select(*kept, outcome)
+        adds_only_columns = _is_projection(outcomes, noted)
+    except (PySparkException, Py4JError) as error:
+        raise ConfigError(
+            f"handler {path}: Spark can't resolve the column that it returned ({type(error).__name__})", key="handler"
+        ) from None
+    if not adds_only_columns:
+        raise ConfigError(
+            f"handler {path} does more than add a column (explode, a window, an aggregate?), so its rows would not "
+            f"match the records: return an expression over single rows",
+            key="handler",
+        )
+    if settings.once and (function := _user_function(outcomes)):
+        raise ConfigError(
+            f"handler {path} calls a {function} function of a user: under at_most_once Spark may call it before the "
+            f"marker of its task is there, so a task that Spark repeats would call it again. Use Spark's own functions "
+            f"alone, or a record or Arrow handler",
+            key="handler",
+        )
+    return outcomes
+
+
+def _user_function(outcomes: DataFrame) -> str | None:
+    """Returns the kind of user function in the columns that were added; None without one.
+
+    Spark evaluates such a function below the Python stage that creates the marker of its part, some batches ahead of
+    it. Spark's own functions have no side effects, so nothing is lost or repeated if they are evaluated twice.
+    """
+    jvm: Any = outcomes.sparkSession._jvm
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    columns: Any = outcomes._jdf.queryExecution().analyzed().projectList()
+    for kind, pattern in (("Python", patterns.PYTHON_UDF()), ("JVM", patterns.SCALA_UDF())):
+        if any(columns.apply(i).containsPattern(pattern) for i in range(columns.size())):
+            return kind
+    return None
+
+
+def _is_projection(outcomes: DataFrame, records: DataFrame) -> bool:
+    """Returns whether `outcomes` is a projection of `records` and nothing else."""
+    analyzed: Any = outcomes._jdf.queryExecution().analyzed()
+    source: Any = records._jdf.queryExecution().analyzed()
+    return bool(
+        analyzed.nodeName() == "Project"
+        and analyzed.children().size() == 1
+        and analyzed.children().head().equals(source)
+    )

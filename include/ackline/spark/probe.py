@@ -2,7 +2,7 @@
 
 The probe is a Spark job with a task for each core. It checks that the executors can handle the records and share the
 root with the driver. It covers the executors that are there; for those that come later, each task looks again before
-its first record (`ackline.worker.task_folder`).
+its first record (`ackline.worker.settings`).
 
 A task syncs its files before it names them, but another machine may not see them at once: an NFS client remembers for
 up to a minute that a name does not exist, and the listing of an object store may be old. So the driver waits for them.
@@ -26,6 +26,7 @@ import ackline
 from ackline.errors import AcklineError, ConfigError
 from ackline.spark.failure import error_of_spark, text_of
 from ackline.spark.master import is_local
+from ackline.tables.errors import IgnoredStorageErrors, folder_errors
 from ackline.tables.folder import Folder
 from ackline.worker.files import WrittenFile
 from ackline.worker.settings import KafkaSettings, ReplaySettings
@@ -64,10 +65,9 @@ def wait_until_sized(
     """
     folder, until = Folder(root), clock() + seconds
     while True:
-        try:
+        there: dict[str, int] = {}
+        with IgnoredStorageErrors():  # such as ESTALE, with which NFS answers about a folder that it must look up again
             there = folder.sizes(sizes)
-        except OSError:  # such as ESTALE, with which NFS answers about a folder that it must look up again
-            there = {}
         missing = {path: size for path, size in sizes.items() if there.get(path) != size}
         if not missing:
             return
@@ -131,7 +131,8 @@ def probe_executors(
     folder = Folder(f"{root}/.probe-{uuid.uuid4()}")
     token, answers = "driver", list[Answer]()
     try:
-        folder.write_first(token, b"driver")
+        with folder_errors(root):
+            folder.write_first(token, b"driver")
         task = _probe_task(_versions(), pickle.dumps((settings, imports_handler)), files, folder.uri, token)
         for _ in range(_ROUNDS):
             executors = _executors(context)

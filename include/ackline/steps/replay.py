@@ -46,7 +46,7 @@ from ackline.ledger.turns import Marker, MarkerKind, Plan, Settlement
 from ackline.outputs.checks import output_targets
 from ackline.outputs.turn import publish_settled, store_manifest
 from ackline.pipeline.pipeline import TurnSettings
-from ackline.tables.rows import plan_date
+from ackline.tables.schemas import plan_date
 from ackline.tables.store import COUNTED_STARTS
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _token_signer(adapters: Adapters, plan: Plan) -> TokenSigner | None:
 
 def unreadable_from(adapters: Adapters, job: "ReplayJob") -> dict[TopicPartition, int]:
     """Returns the first offset of each partition whose timestamp Spark's source can't read, where the log has one."""
-    from ackline.worker.retries import FIRST_UNREADABLE
+    from ackline.worker.settings import FIRST_UNREADABLE
 
     first = adapters.cluster.offsets_since(job.fresh, FIRST_UNREADABLE)
     return {tp: offset for tp, offset in first.items() if offset is not None}

@@ -28,9 +28,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from ackline.tables.files import write_rows
 from ackline.tables.folder import Folder, sync_file
-from ackline.tables.handle import TableHandle
+from ackline.tables.handle import LogState, TableHandle
 from ackline.tables.log import ACTIONS, LOG
-from ackline.tables.log_state import LogState
 from ackline.tables.object_store import options_of
 from ackline.tables.schemas import DESCRIPTIONS, PARTITION_BY, TABLES
 

@@ -4,7 +4,7 @@ The rows may be millions, so they stay columns: an offset costs 16 bytes until n
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -16,8 +16,7 @@ import pyarrow.dataset as ds
 from ackline.ledger.account import Result, ResultRuns, joined_runs
 from ackline.ledger.offsets import Ranges, TopicPartition, union
 from ackline.ledger.outcomes import Outcome
-from ackline.tables.effective import EffectiveTurns
-from ackline.tables.layout import LaneTables
+from ackline.tables.layout import EffectiveTurns, LaneTables
 from ackline.tables.reads import Where, as_expression
 
 
@@ -44,96 +43,87 @@ class OutcomeFilter:
     run_id: str | None = None
 
 
-def read_terminal_offsets(
-    tables: LaneTables, epoch: int, topic_ids: Mapping[str, str], wanted: OutcomeFilter | None
-) -> tuple[RangesByPartition, RangesByPartition]:
-    """Returns the offsets with a wanted terminal outcome in the topics of these ids, and those in older topics.
+class ChosenOutcomes(LaneTables):
+    """Which offsets and records of a lane have ended, and how."""
 
-    Raises FatalError if the tables can't be read.
-    """
-    older = _turns_in_older_topics(tables, epoch, topic_ids)
-    found: tuple[dict[TopicPartition, list[Ranges]], ...] = ({}, {})
-    for rows in _effective_rows(tables, _where(epoch, wanted), topic_ids, _COLUMNS):
-        for (topic, partition), part in _split(rows, ["topic", "partition"]):
-            tp, (starts, ends) = TopicPartition(topic, partition), _bounds(part)
-            in_older = np.isin(part["turn"].to_numpy(), older.get(tp.topic, []))
-            for is_older, chosen in ((0, ~in_older), (1, in_older)):
-                if chosen.any():
-                    found[is_older].setdefault(tp, []).append(union((starts[chosen], ends[chosen])))
-    current, older_topics = ({tp: _union_of(parts) for tp, parts in sorted(by_tp.items())} for by_tp in found)
-    return current, older_topics
+    def terminal_offsets(
+        self, epoch: int, topic_ids: Mapping[str, str], wanted: OutcomeFilter | None
+    ) -> tuple[RangesByPartition, RangesByPartition]:
+        """Returns the offsets of an epoch whose terminal outcome is wanted, by partition: of turns whose plan has the
+        given id of the topic, and of turns in an older topic of the same name.
 
+        None wants every terminal outcome. Raises FatalError if the tables can't be read.
+        """
+        named = asdict(wanted) if wanted is not None else {}
+        where = {"epoch": epoch, **{name: value for name, value in named.items() if value is not None}}
+        older = self._turns_in_older_topics(epoch, topic_ids)
+        found: tuple[dict[TopicPartition, list[Ranges]], ...] = ({}, {})
+        for rows in self._effective_rows(where, topic_ids, _COLUMNS):
+            for (topic, partition), part in _split(rows, ["topic", "partition"]):
+                tp, (starts, ends) = TopicPartition(topic, partition), _bounds(part)
+                in_older = np.isin(part["turn"].to_numpy(), older.get(tp.topic, []))
+                for is_older, chosen in ((0, ~in_older), (1, in_older)):
+                    if chosen.any():
+                        found[is_older].setdefault(tp, []).append(union((starts[chosen], ends[chosen])))
+        current, older_topics = ({tp: union(*parts) for tp, parts in sorted(by_tp.items())} for by_tp in found)
+        return current, older_topics
 
-def read_terminal_results(
-    tables: LaneTables, epoch: int, topic_ids: Mapping[str, str]
-) -> dict[TopicPartition, ResultRuns]:
-    """Returns the terminal outcome and error class of each offset that an epoch has settled in the topics of these ids.
+    def terminal_results(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[TopicPartition, ResultRuns]:
+        """Returns the terminal outcome and error class of each offset that an epoch has settled, in the topics of these
+        ids. Raises FatalError if the tables can't be read."""
+        older = self._turns_in_older_topics(epoch, topic_ids)
+        found: dict[TopicPartition, list[ResultRuns]] = {}
+        columns = [*_COLUMNS, "outcome", "error_class"]
+        for rows in self._effective_rows({"epoch": epoch}, topic_ids, columns):
+            for (topic, partition, outcome, error_class), part in _split(
+                rows, ["topic", "partition", "outcome", "error_class"]
+            ):
+                starts, ends = _bounds(part)
+                current = ~np.isin(part["turn"].to_numpy(), older.get(topic, []))
+                starts, ends = union((starts[current], ends[current]))
+                runs = ResultRuns(starts, ends, np.zeros(len(starts), np.int64), (Result(outcome, error_class),))
+                if len(starts):
+                    found.setdefault(TopicPartition(topic, partition), []).append(runs)
+        return {tp: joined_runs(parts) for tp, parts in sorted(found.items())}
 
-    Raises FatalError if the tables can't be read.
-    """
-    older = _turns_in_older_topics(tables, epoch, topic_ids)
-    found: dict[TopicPartition, list[ResultRuns]] = {}
-    columns = [*_COLUMNS, "outcome", "error_class"]
-    for rows in _effective_rows(tables, {"epoch": epoch}, topic_ids, columns):
-        for (topic, partition, outcome, error_class), part in _split(
-            rows, ["topic", "partition", "outcome", "error_class"]
-        ):
-            starts, ends = _bounds(part)
-            current = ~np.isin(part["turn"].to_numpy(), older.get(topic, []))
-            starts, ends = union((starts[current], ends[current]))
-            runs = ResultRuns(starts, ends, np.zeros(len(starts), np.int64), (Result(outcome, error_class),))
-            if len(starts):
-                found.setdefault(TopicPartition(topic, partition), []).append(runs)
-    return {tp: joined_runs(parts) for tp, parts in sorted(found.items())}
+    def dead_rows(self, epoch: int, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
+        """Yields the dead records of an epoch in the topics of these ids. Raises FatalError if the tables can't be
+        read."""
+        older = self._turns_in_older_topics(epoch, topic_ids)
+        columns = [*_COLUMNS, "error_class", "handled_at"]
+        for rows in self._effective_rows({"epoch": epoch, "outcome": Outcome.DEAD.value}, topic_ids, columns):
+            for row in rows.to_pylist():
+                if row["turn"] not in older.get(row["topic"], ()):
+                    tp = TopicPartition(row["topic"], row["partition"])
+                    yield DeadRow(tp, row["offset"], row["error_class"], row["handled_at"])
 
+    def _effective_rows(self, where: Where, topic_ids: Mapping[str, str], columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yields the effective terminal rows that match `where`."""
+        outcomes, effective = self.outcomes, EffectiveTurns(self)
+        version = outcomes.open()
+        if version is None or not topic_ids:
+            return
+        chosen = as_expression(where) & ds.field("topic").isin(list(topic_ids))
+        chosen = chosen & ds.field("outcome").isin(_TERMINAL)
+        with outcomes.errors():
+            dataset = outcomes.dataset(version, where)
+            for batch in dataset.to_batches(columns=list(columns), filter=chosen, batch_readahead=2):
+                rows = pa.table(batch)
+                rows = rows.filter(effective.mask(rows))
+                if rows.num_rows:
+                    yield rows
 
-def read_dead_rows(tables: LaneTables, epoch: int, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
-    """Yields the dead records of an epoch in the topics of these ids. Raises FatalError if the tables can't be read."""
-    older = _turns_in_older_topics(tables, epoch, topic_ids)
-    columns = [*_COLUMNS, "error_class", "handled_at"]
-    for rows in _effective_rows(tables, {"epoch": epoch, "outcome": Outcome.DEAD.value}, topic_ids, columns):
-        for row in rows.to_pylist():
-            if row["turn"] not in older.get(row["topic"], ()):
-                tp = TopicPartition(row["topic"], row["partition"])
-                yield DeadRow(tp, row["offset"], row["error_class"], row["handled_at"])
-
-
-def _effective_rows(
-    tables: LaneTables, where: Where, topic_ids: Mapping[str, str], columns: Sequence[str]
-) -> Iterator[pa.Table]:
-    """Yields the effective terminal rows that match `where`."""
-    outcomes, effective = tables.outcomes, EffectiveTurns(tables)
-    version = outcomes.open()
-    if version is None or not topic_ids:
-        return
-    chosen = as_expression(where) & ds.field("topic").isin(list(topic_ids))
-    chosen = chosen & ds.field("outcome").isin(_TERMINAL)
-    with outcomes.errors():
-        dataset = outcomes.dataset(version, where)
-        for batch in dataset.to_batches(columns=list(columns), filter=chosen, batch_readahead=2):
-            rows = pa.table(batch)
-            rows = rows.filter(effective.mask(rows))
-            if rows.num_rows:
-                yield rows
-
-
-def _where(epoch: int, wanted: OutcomeFilter | None) -> Where:
-    """Returns the values that the rows of wanted outcomes have."""
-    chosen = {"outcome": wanted.outcome, "error_class": wanted.error_class, "run_id": wanted.run_id} if wanted else {}
-    return {"epoch": epoch, **{name: value for name, value in chosen.items() if value is not None}}
-
-
-def _turns_in_older_topics(tables: LaneTables, epoch: int, topic_ids: Mapping[str, str]) -> dict[str, list[int]]:
-    """Returns the turns that were planned in an older topic of the same name, by topic."""
-    if not topic_ids:
-        return {}
-    rows = tables.plans.read({"epoch": epoch}, ["topic", "topic_id", "turn"])
-    rows = rows.group_by(["topic", "topic_id", "turn"]).aggregate([])
-    turns: dict[str, list[int]] = {}
-    for topic, topic_id in topic_ids.items():
-        older = rows.filter((pc.field("topic") == topic) & (pc.field("topic_id") != topic_id))
-        turns[topic] = older["turn"].to_pylist()
-    return turns
+    def _turns_in_older_topics(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[str, list[int]]:
+        """Returns the turns that were planned in an older topic of the same name, by topic."""
+        if not topic_ids:
+            return {}
+        rows = self.plans.read({"epoch": epoch}, ["topic", "topic_id", "turn"])
+        rows = rows.group_by(["topic", "topic_id", "turn"]).aggregate([])
+        turns: dict[str, list[int]] = {}
+        for topic, topic_id in topic_ids.items():
+            older = rows.filter((pc.field("topic") == topic) & (pc.field("topic_id") != topic_id))
+            turns[topic] = older["turn"].to_pylist()
+        return turns
 
 
 def _split(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
@@ -151,7 +141,3 @@ def _bounds(rows: pa.Table) -> Ranges:
     """Returns the starts and ends of the rows' offsets."""
     ends = pc.coalesce(rows["end_offset"], pc.add(rows["offset"], 1))
     return rows["offset"].to_numpy(), ends.to_numpy()
-
-
-def _union_of(parts: list[Ranges]) -> Ranges:
-    return union(*parts)

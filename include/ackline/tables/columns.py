@@ -1,7 +1,7 @@
 """A column of a table: its type, its comment, and how it is written from a value and read back.
 
 `schemas` declares each column once. The schema, the comments that Delta stores, and the conversion of plans,
-settlements and decisions (`rows`) follow from that. Values are converted column by column: a settlement may have a
+settlements and decisions follow from that. Values are converted column by column: a settlement may have a
 thousand partitions, and one partition a million pending ranges.
 """
 
@@ -152,8 +152,11 @@ class Column:
         return self.of is not None and self.of.split(".")[0] in ("whole", "day")
 
 
-def rows_of(columns: Sequence[Column], whole: Any, day: date, parts: Sequence[tuple[TopicPartition, Any]]) -> pa.Table:
-    """Returns a row for each part, with the columns of the table. A column without a value is null."""
+def rows_of(
+    columns: Sequence[Column], whole: Any, day: date, parts: Sequence[tuple[TopicPartition | None, Any]]
+) -> pa.Table:
+    """Returns a row for each part, with the columns of the table. A column without a value is null, and so is each
+    column of a topic-partition that is None."""
     arrays = []
     for column in columns:
         root, *names = (column.of or "").split(".")

@@ -92,7 +92,7 @@ class Folder:
     def remove_if_empty(self) -> None:
         """Removes the folder itself, if it is empty. An object store has no empty folders."""
         if self.local is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # another task has a file in it
                 os.rmdir(self.local)
 
     # ---- reading ------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Folder:
         """
         if self.local is not None:
             for folder in {(self.local / name).parent for name in names}:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # the caller looks for the files again, and names what it misses
                     os.listdir(folder)
 
     # ---- writing ------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.pipeline.pipeline import TurnSettings
-from ackline.tables.effective import EffectiveTurns
+from ackline.tables.layout import EffectiveTurns
 from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.reads import Where
 from ackline.tables.sql import sql_result

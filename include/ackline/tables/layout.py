@@ -1,25 +1,36 @@
-"""Where the tables of each pipeline and lane are, and the three tables of one lane.
+"""Where the tables of each pipeline and lane are, the tables and the lease of one lane, and its effective turns.
 
 A lane has three tables of its own: the live lane in ROOT/PIPELINE/{plans,outcomes,settlements}, another lane in
 ROOT/PIPELINE/LANE/. So no step opens, lists, reads or locks what belongs to other pipelines and lanes: Delta loads the
-metadata of every file when it opens a table, and a lock stops all writers of a table.
+metadata of every file when it opens a table, and a lock stops all writers of a table. The file of the lease is beside
+the tables; it is advice, so no write of the ledger depends on it.
+
+A turn is effective, so that its rows count, once a settlement names it, unless that settlement is void. The rule stands
+here for all that reads the tables as Arrow, in `views.sql` for SQL, and on purpose once more in `ackline.verify`.
+Settlements are stored in the order of their turns. So the effective turns of an epoch are all up to its last
+settlement, without the void ones; few turns are void, and statistics rule out the files of all others.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Set
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from ackline.errors import ConfigError, FatalError, LedgerError
-from ackline.ledger.turns import LIVE, TurnId
+from ackline.ledger.turns import LIVE, TurnId, TurnKind
 from ackline.pipeline.folder import lane_folder
 from ackline.scrub import scrub_address
-from ackline.tables.errors import storage_errors, unusable
+from ackline.tables.errors import IgnoredStorageErrors, cause_of, storage_errors, unusable
+from ackline.tables.folder import Folder
+from ackline.tables.lease import Holder, Lease
 from ackline.tables.object_store import arrow_filesystem, is_remote, options_of
 from ackline.tables.reads import Where
-from ackline.tables.schemas import TABLES
+from ackline.tables.schemas import TABLES, TIME
 from ackline.tables.table import AuditTable
 
 
@@ -125,5 +136,113 @@ class LaneTables:
     def _where(self, turn: TurnId) -> Where:
         return {"epoch": turn.epoch, "turn": turn.n}  # pipeline and lane have tables of their own
 
+    def _is_stored(self, table: AuditTable, turn: TurnId, kind: str) -> bool:
+        """Returns whether number n of a kind of commit is taken, or a later one."""
+        return (table.version_of(self._application(turn.epoch, kind)) or 0) >= turn.n
+
     def _application(self, epoch: int, kind: str) -> str:
         return f"ackline/{self.pipeline}/{self.lane}/{epoch}/{kind}"
+
+
+_TURNS_AN_EPOCH = 1 << 40
+
+
+class EffectiveTurns:
+    """The effective turns of one lane, looked up once an epoch; with `settled_by`, those that were settled at that time
+    or before. Each method raises FatalError if the settlements can't be read."""
+
+    def __init__(self, tables: LaneTables, settled_by: datetime | None = None) -> None:
+        self._tables = tables
+        self._settled_by = settled_by
+        self._epochs: dict[int, tuple[int, Set[int]]] = {}
+
+    def has(self, epoch: int, turn: int) -> bool:
+        """Returns whether a turn is effective."""
+        if epoch not in self._epochs:
+            # The last settlement first: a turn that becomes void between the two reads is above it.
+            last = self._tables.last_settled(epoch)
+            self._epochs[epoch] = (-1, set()) if last is None else (last, self._left_out(epoch))
+        last, left_out = self._epochs[epoch]
+        return turn <= last and turn not in left_out
+
+    def mask(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Returns for each row of a table whether its turn is effective. The rows have the columns epoch and turn."""
+        turns = rows.group_by(["epoch", "turn"]).aggregate([]).to_pylist()
+        keys = [row["epoch"] * _TURNS_AN_EPOCH + row["turn"] for row in turns if self.has(row["epoch"], row["turn"])]
+        turn_keys = pc.add(pc.multiply(rows["epoch"].cast(pa.int64()), _TURNS_AN_EPOCH), rows["turn"])
+        return pc.is_in(turn_keys, pa.array(keys, pa.int64()))
+
+    def _left_out(self, epoch: int) -> Set[int]:
+        """Returns the turns of an epoch that are void, or were settled too late."""
+        if self._settled_by is None:
+            return {turn for _, turn in void_turns(self._tables.folder, epoch)}
+        rows = self._tables.settlements.read({"epoch": epoch}, ["turn", "kind", "settled_at"])
+        late = pc.greater(rows["settled_at"], pa.scalar(self._settled_by, TIME))
+        left_out = rows.filter(pc.or_(pc.equal(rows["kind"], TurnKind.VOID.value), late))
+        return set(left_out["turn"].unique().to_pylist())
+
+
+def void_turns(folder: str, epoch: int | None = None) -> set[tuple[int, int]]:
+    """Returns epoch and number of each void turn of a lane, whose tables are in `folder`; those of one epoch if it is
+    given. One read, however many turns there are. Raises FatalError if the table can't be read."""
+    where: Where = {"kind": TurnKind.VOID.value, **({} if epoch is None else {"epoch": epoch})}
+    rows = AuditTable(folder, "settlements").read(where, ["epoch", "turn"])
+    return set(zip(rows["epoch"].to_pylist(), rows["turn"].to_pylist(), strict=True))
+
+
+LEASE_NAME = "lease.json"
+_MAX_LEASE_BYTES = 4096
+
+
+class LeaseFile:
+    """One small file. Each method raises OSError, with a text without secrets, if the store can't be used."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def read(self) -> bytes | None:
+        """Returns the first 4 KiB of the file; None if it does not exist."""
+        with self._errors():
+            return Folder(self.folder).read(LEASE_NAME, _MAX_LEASE_BYTES)
+
+    def written_at(self) -> datetime | None:
+        """Returns when the file was last written, by the clock of the disk or object store; None if it does not
+        exist."""
+        with self._errors():
+            return Folder(self.folder).written_at(LEASE_NAME)
+
+    def write(self, content: bytes) -> None:
+        """Replaces the file. A reader finds the old content or the new one, never a part.
+
+        A local file is not synced: after a power cut its process has ended, and a lease that is lost or stale costs at
+        most a minute's wait.
+        """
+        with self._errors():
+            Folder(self.folder).replace(LEASE_NAME, content)
+
+    def remove(self) -> None:
+        """Removes the file; does nothing if it does not exist."""
+        with self._errors():
+            Folder(self.folder).delete(LEASE_NAME)
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return storage_errors(self.folder, lambda error: OSError(cause_of(error, self.folder)))
+
+    def __str__(self) -> str:
+        return str(PurePosixPath(self.folder) / LEASE_NAME)
+
+
+def holder_of(file: LeaseFile, turn: TurnId, now: datetime) -> Holder | None:
+    """Returns the process that holds the lease of a turn, for readers to show; None if no process does, or if the lease
+    can't be read.
+
+    `now` is the time of the clock: the lease is renewed by it, whatever `--now` is.
+    """
+    lease, renewed_at = None, None
+    with IgnoredStorageErrors():
+        content, renewed_at = file.read(), file.written_at()
+        lease = None if content is None else Lease.decode(content)
+    # A lease of another turn is left over from a process that has died.
+    if lease is None or renewed_at is None or lease.turn != str(turn):
+        return None
+    return Holder.of(lease, renewed_at, now)

@@ -1,16 +1,12 @@
-"""The lease of a turn: which process is replaying it, known by its number and its start.
-
-Identifies a process by its number and its start, because the system gives the number to another process later.
-
-The Spark driver uses it to watch its Airflow task, and `ackline.local` to find and end the broker and Airflow.
-
-The lease of a turn: which process is replaying it, so that a second run need not handle the same records beside it.
+"""The lease of a turn: which process is replaying it, so that a second run need not handle the same records beside it.
 
 A lease is advice. No write of the ledger depends on it: every commit of a turn is fenced by the turn's number, and two
 processes that replay one turn store its outcomes once. Without the lease, both call the handler for every record, and
-the work of one is thrown away.
+the work of one is thrown away. It holds names of a run and of a host, and the number of a process; no record, no
+setting and no user.
 
-A lease holds names of a run and of a host, and the number of a process. It holds no record, no setting and no user.
+`ProcessIdentity` names a process by its number and its start, because the system gives the number to another process
+later. The Spark driver uses it to watch its Airflow task, and `ackline.local` to find and end the broker and Airflow.
 """
 
 import json

@@ -296,7 +296,7 @@ def _checkpoint_in(scratch: Path, log: DeltaLog, table: DeltaTable) -> Path:
 
 
 def _group_files(checkpoint: Path) -> None:
-    """Gives the rows about files row groups of their own. Each step reads the others alone (`log_state.py`)."""
+    """Gives the rows about files row groups of their own. Each step reads the others alone (`LogStates`)."""
     grouped = checkpoint.with_suffix(".grouped")
     with pq.ParquetFile(checkpoint) as source, pq.ParquetWriter(grouped, source.schema_arrow) as target:
         others = []

@@ -5,7 +5,7 @@ removed beside the runs of a lane; appends wait only while a compaction commits,
 
 Only Ackline may compact the tables of the ledger: delta-rs lets two compactions replace the same files, and then the
 table holds every row twice. Ackline's compactions carry a transaction id of their own, so of two at once one fails. The
-log also stops naming files of void turns that do not exist any more (lost_files.py).
+log also stops naming files of void turns that do not exist any more.
 
 Users read the output tables, at older versions too, and may compact and clean them with tools that take no lock of
 ours. So a compaction of these commits only as the version right after the one that it has read. If another commit comes
@@ -18,7 +18,7 @@ the disk. It is derived from the log, so it may go where the checkpoint before i
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -33,12 +33,11 @@ from ackline.ledger.turns import LIVE
 from ackline.pipeline.outputs import ROW_COLUMNS, output_folder
 from ackline.tables.append import REWRITE
 from ackline.tables.compaction import Compactor, File, Layout, Maintained
-from ackline.tables.effective import void_turns
 from ackline.tables.folder import sync_folder
-from ackline.tables.layout import LaneFolder, all_lanes, folders_in
-from ackline.tables.log import POINTER, DeltaLog, is_whole
-from ackline.tables.lost_files import drop_lost_files
+from ackline.tables.layout import LaneFolder, all_lanes, folders_in, void_turns
+from ackline.tables.log import POINTER, is_whole
 from ackline.tables.output_table import OutputTable, obstacle_of
+from ackline.tables.reads import is_within
 from ackline.tables.schemas import TABLES
 from ackline.tables.table import AuditTable
 
@@ -147,13 +146,18 @@ class LedgerCompactor(Compactor[AuditTable]):
         """Has the log stop naming lost files, on which the compaction would fail. The process that closed a turn as
         void may have died before it did this."""
         if self.table.name == "outcomes":
-            drop_lost_files(self.table, void_turns(self._folder))
+            self.table.drop_lost_files(void_turns(self._folder))
 
     def chooser(self) -> Callable[[File], bool]:
         """Returns which files may be merged: settle counts acked records of an open turn by the statistics of files
         that hold nothing else, so these files stay as they are."""
         turns = open_turns(self._folder) if self.table.name == "outcomes" else []
-        return lambda file: not _may_hold(file, turns)
+
+        def may_hold(file: File, turn: OpenTurn) -> bool:
+            of_turn = {"epoch": turn.epoch, "turn": turn.n}
+            return all(is_within(file.get(f"min.{name}"), n, file.get(f"max.{name}")) for name, n in of_turn.items())
+
+        return lambda file: not any(may_hold(file, turn) for turn in turns)
 
     def commit(self, upon: DeltaTable, actions: Sequence[AddAction | RemoveAction]) -> None:
         """Commits under the id of compactions: without a lock, it refuses the later of two upon one version."""
@@ -165,16 +169,6 @@ class LedgerCompactor(Compactor[AuditTable]):
         tasks take."""
         now = datetime.now(UTC)
         return max([self.retention, *(now - turn.planned_at + timedelta(days=1) for turn in open_turns(self._folder))])
-
-
-def _may_hold(file: File, turns: Iterable[OpenTurn]) -> bool:
-    """Returns whether a file may hold outcomes of one of these turns."""
-
-    def within(name: str, value: int) -> bool:
-        low, high = file.get(f"min.{name}"), file.get(f"max.{name}")
-        return low is None or high is None or low <= value <= high  # None: a file without statistics
-
-    return any(within("epoch", turn.epoch) and within("turn", turn.n) for turn in turns)
 
 
 class OutputCompactor(Compactor[OutputTable]):
@@ -250,19 +244,17 @@ def _torn_files(lane: LaneFolder, table: AuditTable) -> list[TornFile]:
     files = log.files()
     broken = [checkpoint for checkpoint in files.checkpoints if not log.is_readable(checkpoint)]
     whole = [checkpoint.version for checkpoint in files.checkpoints if checkpoint not in broken]
-    unreadable = [torn(checkpoint.path, "checkpoint", _is_covered(log, whole)) for checkpoint in broken]
+    start = max(whole, default=-1)
+    later = [entry for entry in files.entries if entry.version > start]
+    # Covered by each entry since the newest checkpoint that is whole, or since the table began.
+    covered = bool(whole or later) and [entry.version for entry in later] == list(
+        range(start + 1, start + 1 + len(later))
+    )
+    unreadable = [torn(checkpoint.path, "checkpoint", covered) for checkpoint in broken]
     if _is_dangling(folder, whole):
         unreadable.append(torn(POINTER, "pointer to a checkpoint", True))
-    start, last = max(whole, default=-1), max((entry.version for entry in files.entries), default=-1)
-    later = [entry for entry in files.entries if entry.version > start and not is_whole(folder / entry.path)]
-    return unreadable + [torn(entry.path, "log entry", entry.version == last) for entry in later]
-
-
-def _is_covered(log: DeltaLog, whole: list[int]) -> bool:
-    """Returns whether the log has each entry since the newest checkpoint that is whole, or since the table began."""
-    start = max(whole, default=-1)
-    later = [entry.version for entry in log.files().entries if entry.version > start]
-    return bool(whole or later) and later == list(range(start + 1, start + 1 + len(later)))
+    cut = [entry for entry in later if not is_whole(folder / entry.path)]
+    return unreadable + [torn(entry.path, "log entry", entry is files.entries[-1]) for entry in cut]
 
 
 def _is_dangling(folder: Path, whole: list[int]) -> bool:

@@ -29,8 +29,8 @@ from ackline.scrub import scrub_address
 from ackline.tables.append import NO_HOOKS, write_entry
 from ackline.tables.errors import storage_errors, unusable
 from ackline.tables.folder import Folder, prove_conditional_put
+from ackline.tables.handle import LogState
 from ackline.tables.log import ACTIONS
-from ackline.tables.log_state import LogState
 from ackline.tables.object_store import is_remote, options_of
 from ackline.tables.table import AuditTable
 

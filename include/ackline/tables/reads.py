@@ -6,9 +6,13 @@ newest log entries where these hold the commit of the turn, and from a version t
 delta-rs's own dataset gives each file a bound of null for a column without statistics. Arrow then takes every
 comparison with that column for false, so a filter on an error class or a run id would drop all rows. Here a column
 without statistics has no bound, and Arrow reads the file.
+
+A file that the log names may be lost: it does not exist any more, or is cut short or damaged. A read or a compaction
+that needs such a file fails, and fails again for good (`AuditTable.drop_lost_files`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import reduce
@@ -19,15 +23,17 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.schema import Schema
+from deltalake.transaction import RemoveAction
 
 from ackline.errors import ConfigError
 from ackline.scrub import scrub_address
 from ackline.tables.append import missing_columns
-from ackline.tables.errors import cause_of, storage_errors
-from ackline.tables.handle import TableHandle
-from ackline.tables.log_state import Action, LogState, stats_of
+from ackline.tables.errors import IgnoredStorageErrors, cause_of, storage_errors
+from ackline.tables.handle import Action, LogState, TableHandle, stats_of
 from ackline.tables.object_store import options_of
 from ackline.tables.schemas import TABLES
 
@@ -47,8 +53,7 @@ def dataset_of(table: TableHandle, version: DeltaTable, bounded: Sequence[str] =
     """
     files = table_files(version)
     format_ = ds.ParquetFileFormat(default_fragment_scan_options=ds.ParquetFragmentScanOptions(pre_buffer=True))
-    existing = pa.schema(version.schema().to_arrow())
-    schema = pa.schema([*existing, *(field for field in TABLES[table.name] if field.name not in existing.names)])
+    schema = table_schema(table, version.schema())
     names = [name for bound in bounded for name in (f"min.{bound}", f"max.{bound}", f"null_count.{bound}")]
     known = {"path", "partition.plan_date", *names}
     rows = files.select([name for name in files.column_names if name in known]).to_pylist() if files.num_rows else []
@@ -106,10 +111,7 @@ def pruned_dataset(handle: TableHandle, table: DeltaTable, where: Where | None) 
 
 def table_schema(handle: TableHandle, existing: Schema) -> pa.Schema:
     """Returns the columns of a version, and those that it lacks: they are null in a table of an earlier version."""
-    schema = pa.schema(existing.to_arrow())
-    for field in missing_columns(existing, handle.name):
-        schema = schema.append(field)
-    return schema
+    return pa.schema([*pa.schema(existing.to_arrow()), *missing_columns(existing, handle.name)])
 
 
 def as_expression(where: Where) -> ds.Expression:
@@ -118,6 +120,11 @@ def as_expression(where: Where) -> ds.Expression:
 
 
 _BOUNDS = ("min", "max")
+
+
+def is_within(low: Any, value: Any, high: Any) -> bool:
+    """Returns whether the bounds of a column allow a value. A bound that is None is not known, and allows each."""
+    return low is None or high is None or low <= value <= high
 
 
 class TurnFile(NamedTuple):
@@ -138,8 +145,7 @@ class TurnFile(NamedTuple):
 
     def may_hold(self, where: Where) -> bool:
         """Returns whether the statistics allow a row that matches."""
-        bounds = ((self.low.get(column), value, self.high.get(column)) for column, value in where.items())
-        return all(low is None or high is None or low <= value <= high for low, value, high in bounds)
+        return all(is_within(self.low.get(name), value, self.high.get(name)) for name, value in where.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,32 +166,22 @@ def no_files(handle: TableHandle) -> TurnFiles:
 
 def files_of_entries(handle: TableHandle, state: LogState, added: Iterable[Action], where: Where) -> TurnFiles:
     """Returns those of the `add` actions of log entries whose statistics allow rows that match `where`."""
-    chosen = [(action, file) for action in added if (file := _of_entry(action)).may_hold(where)]
-    schema, parquet = table_schema(handle, state.schema), ds.ParquetFileFormat()
-    fragments = [
-        parquet.make_fragment(unquote(action["path"]), handle.storage.filesystem, _partition(action))
-        for action, _ in chosen
-    ]
-    dataset = ds.FileSystemDataset(fragments, schema, parquet, handle.storage.filesystem)
-    return TurnFiles([file for _, file in chosen], dataset)
-
-
-def _of_entry(action: Action) -> TurnFile:
-    stats = stats_of(action)
-    path = unquote(action["path"])
-    low, high = stats.get("minValues", {}), stats.get("maxValues", {})
-    return TurnFile(file_name(path), stats.get("numRecords"), low, high, path, action["size"])
-
-
-def _partition(action: Action) -> ds.Expression:
-    day = action["partitionValues"]["plan_date"]
-    return ds.field("plan_date") == pa.scalar(date.fromisoformat(day))
+    files, fragments = [], []
+    parquet, filesystem = ds.ParquetFileFormat(), handle.storage.filesystem
+    for action in added:
+        path, stats = unquote(action["path"]), stats_of(action)
+        low, high = stats.get("minValues", {}), stats.get("maxValues", {})
+        file = TurnFile(file_name(path), stats.get("numRecords"), low, high, path, action["size"])
+        if file.may_hold(where):
+            files.append(file)
+            day = pa.scalar(date.fromisoformat(action["partitionValues"]["plan_date"]))
+            fragments.append(parquet.make_fragment(path, filesystem, ds.field("plan_date") == day))
+    return TurnFiles(files, ds.FileSystemDataset(fragments, table_schema(handle, state.schema), parquet, filesystem))
 
 
 def files_of_version(handle: TableHandle, table: DeltaTable, where: Where) -> TurnFiles:
     """Returns the files of a version whose statistics allow rows that match `where`. The cost grows with all files."""
-    listed = pa.table(table.get_add_actions(flatten=True))
-    return TurnFiles(list(_of_listing(listed, where)), pruned_dataset(handle, table, where))
+    return TurnFiles(list(_of_listing(table_files(table), where)), pruned_dataset(handle, table, where))
 
 
 def _of_listing(listed: pa.Table, where: Where) -> Iterator[TurnFile]:
@@ -208,3 +204,68 @@ def _of_listing(listed: pa.Table, where: Where) -> Iterator[TurnFile]:
 def file_name(path: str) -> str:
     """Returns the name of a file without its folders."""
     return path.rsplit("/", 1)[-1]
+
+
+Turn = tuple[int, int]
+"""An epoch and a number in it."""
+
+
+def files_of(version: DeltaTable, turns: Collection[Turn]) -> list[dict[str, Any]]:
+    """Returns the files all rows of which are of one of these turns, by their statistics.
+
+    A file that a compaction has mixed, and one without statistics, is none of them.
+    """
+
+    def is_of_turns(file: dict[str, Any]) -> bool:
+        first, last = ((file.get(f"{bound}.epoch"), file.get(f"{bound}.turn")) for bound in _BOUNDS)
+        return first == last and first in turns
+
+    return list(filter(is_of_turns, table_files(version).to_pylist()))
+
+
+def lost_files(
+    table: TableHandle, version: DeltaTable, turns: Collection[Turn], read: bool = False
+) -> list[dict[str, Any]]:
+    """Returns the files of these turns that do not exist, or do not have the size that the log names.
+
+    With `read`, returns also those whose content is damaged, at the cost of reading all files of these turns. A store
+    that does not answer is an OSError, and no loss.
+    """
+    files = files_of(version, turns)
+    lost = without_their_size(table, files)
+    return [file for file in files if file in lost or (read and not _is_whole(table, file["path"]))]
+
+
+def without_their_size(table: TableHandle, files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns those of a version's files that do not exist, or do not have the size that the log names. Opens none."""
+    infos = table.storage.filesystem.get_file_info([file["path"] for file in files]) if files else []
+    return [
+        file
+        for file, info in zip(files, infos, strict=True)
+        if info.type is pafs.FileType.NotFound or info.size != file["size_bytes"]
+    ]
+
+
+def _is_whole(table: TableHandle, path: str) -> bool:
+    # Read first, and parsed after that: an error of the disk or the store proves nothing about the content.
+    with table.storage.filesystem.open_input_file(path) as file:
+        content = file.read_buffer()
+    with IgnoredStorageErrors():
+        for _ in pq.ParquetFile(pa.BufferReader(content)).iter_batches():
+            pass
+        return True
+    return False
+
+
+def removals(files: Sequence[dict[str, Any]]) -> list[RemoveAction]:
+    """Returns the actions by which a commit stops naming these files.
+
+    They are marked as no change of data, because the tables are append-only for every other writer.
+    """
+    now = int(time.time() * 1000)
+    return [
+        RemoveAction(
+            file["path"], False, now, file["size_bytes"], {"plan_date": file["partition.plan_date"].isoformat()}
+        )
+        for file in files
+    ]

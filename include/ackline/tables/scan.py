@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from ackline.ledger.offsets import OffsetRange
-from ackline.tables.effective import EffectiveTurns
-from ackline.tables.layout import LaneTables
-from ackline.tables.reads import Where, at_version, dataset_of, file_name, table_files
+from ackline.tables.layout import EffectiveTurns, LaneTables
+from ackline.tables.reads import Where, at_version, dataset_of, file_name, is_within, table_files
 
 T = TypeVar("T")
 _BATCH_ROWS = 32_768
@@ -174,8 +173,7 @@ class LaneScanner:
 
     def _marked(self, rows: pa.Table, scan: Scan) -> pa.Table:
         """Returns the rows with the column `effective`; without `scan.everything`, only the effective ones."""
-        if self._effective is None:
-            self._effective = EffectiveTurns(self.tables, scan.settled_by)
+        self._effective = self._effective or EffectiveTurns(self.tables, scan.settled_by)
         effective = self._effective.mask(rows)
         marked = rows.append_column("effective", effective)
         return marked if scan.everything else marked.filter(effective)
@@ -214,8 +212,15 @@ def _first_rows_of_files(files: pa.Table, scan: Scan) -> dict[str, _Start]:
     known = {"path", *(f"{bound}.{name}" for bound in ("min", "max", "partition") for name in columns),
              "num_records", "null_count.end_offset"}  # fmt: skip
     rows = files.select([name for name in files.column_names if name in known]).to_pylist()
-    wanted = (file for file in rows if _may_hold_values(file, scan.pruned_by or {}) and _may_hold(file, scan.offsets))
-    return {file_name(file["path"]): _start(file, scan) for file in wanted}
+    return {
+        file_name(file["path"]): _start(file, scan)
+        for file in rows
+        if _may_hold(file, scan.offsets)
+        and all(
+            is_within(file.get(f"min.{name}"), value, file.get(f"max.{name}"))
+            for name, value in (scan.pruned_by or {}).items()
+        )
+    }
 
 
 def _start(file: dict[str, Any], scan: Scan) -> _Start:
@@ -229,12 +234,6 @@ def _start(file: dict[str, Any], scan: Scan) -> _Start:
         return _Start((), (), False)
     # (max, min) bounds the first row of the file: no row sorts before it.
     return _Start(tuple(values[: scan.descending]), tuple(values[scan.descending :]), True)
-
-
-def _may_hold_values(file: dict[str, Any], where: Where) -> bool:
-    """Returns whether a file may hold a row that matches `where`. Without bounds of a column it may."""
-    bounds = ((file.get(f"min.{name}"), value, file.get(f"max.{name}")) for name, value in where.items())
-    return all(low is None or high is None or low <= value <= high for low, value, high in bounds)
 
 
 def _may_hold(file: dict[str, Any], offsets: OffsetRange | None) -> bool:

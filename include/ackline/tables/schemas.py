@@ -1,19 +1,39 @@
 """The columns of a lane's three tables, and what each one holds, for readers of the tables with other tools too.
 
 Offsets are as in Kafka, times are in UTC, and an end is exclusive. The tables are append-only, and partitioned by the
-plan's date. A column is declared once: its name, its type, the value that it holds, and its comment (see
-`ackline.tables.columns`).
+plan's date. A column is declared once: its name, its type, the value that it holds, and its comment. Schemas and the
+conversion of plans, settlements and decisions into rows and back follow from that (see `ackline.tables.columns`).
 
 Delta stores the comments in the table, and other tools show them; a table of an earlier version keeps its columns as
 they are. A new column goes to the end and is nullable. `AuditTable` adds it to a table of an earlier version before its
 first write there, and reads it as null from older rows.
 """
 
-import pyarrow as pa
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, date, datetime
+from itertools import islice
+from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.metrics import StepFigures
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.ledger.outcomes import AnswerKind, Outcome
-from ackline.ledger.turns import AnswerReport, TurnKind
+from ackline.ledger.turns import (
+    AnswerReport,
+    Marker,
+    MarkerKind,
+    Plan,
+    PlannedPartition,
+    SettledPartition,
+    Settlement,
+    TurnId,
+    TurnKind,
+)
 from ackline.scrub import MESSAGE_LIMIT
 from ackline.tables.columns import (
     JSON,
@@ -24,8 +44,11 @@ from ackline.tables.columns import (
     TIMES,
     VALUED_RANGES,
     Column,
+    Makers,
     each,
     enum,
+    rows_of,
+    values_of,
 )
 
 PARTITION_BY = ["plan_date"]
@@ -53,6 +76,17 @@ _TOPIC_PARTITION = [
     Column("topic", STRING, "tp.topic", comment="The topic."),
     Column("partition", INT, "tp.partition", comment="The number of the partition."),
 ]
+
+# fmt: off
+_TOPIC_ID = Column("topic_id", STRING, "part.topic_id",
+                   comment="The id of the topic that the offsets are of. It changes when the topic is created again.")
+_ACKNOWLEDGED = Column("acknowledged_foreign_offset", LONG, "part.acknowledged_foreign_offset",
+                       comment="A foreign commit that a genesis or an action acknowledged, so that the floor may be "
+                               "committed over it.")
+_COMMITTED_METADATA = Column("committed_metadata", STRING, "part.committed.metadata", TEXT,
+                             comment="The metadata of that commit.")
+_ACTOR = Column("actor", STRING, "whole.actor", comment="Who started the run or took the action: airflow, or a user.")
+# fmt: on
 
 OUTCOME_COLUMNS = [
     *_TURN,
@@ -94,8 +128,7 @@ PLAN_COLUMNS = [
            comment="What the turn does: run, genesis, or an action such as skip, reset, pause. In a marker: start or "
                    "waiver."),
     *_TOPIC_PARTITION,
-    Column("topic_id", STRING, "part.topic_id",
-           comment="The id of the topic that the offsets are of. It changes when the topic is created again."),
+    _TOPIC_ID,
     Column("start_offset", LONG, "part.fresh.start",
            comment="The start of the fresh range: offsets that are read for the first time."),
     Column("end_offset", LONG, "part.fresh.end",
@@ -113,13 +146,11 @@ PLAN_COLUMNS = [
            comment="Why the turn reads nothing of the partition; in a genesis, why it starts where it does."),
     Column("committed", LONG, "part.committed.offset",
            comment="What the consumer group had committed; null if nothing."),
-    Column("committed_metadata", STRING, "part.committed.metadata", TEXT, comment="The metadata of that commit."),
-    Column("acknowledged_foreign_offset", LONG, "part.acknowledged_foreign_offset",
-           comment="A foreign commit that a genesis or an action acknowledged, so that the floor may be committed over "
-                   "it."),
+    _COMMITTED_METADATA,
+    _ACKNOWLEDGED,
     Column("settings", STRING, "whole.settings", JSON, comment="The settings that the turn keeps to, as JSON."),
     Column("planned_at", TIME, "whole.planned_at", TIMES, comment="When the turn was planned."),
-    Column("actor", STRING, "whole.actor", comment="Who started the run or took the action: airflow, or a user."),
+    _ACTOR,
     Column("reason", STRING, "whole.reason",
            comment="Why the action was taken, or why a run of a backfill was started; empty in another run."),
     Column("leader_epoch", INT, "part.log.leader_epoch",
@@ -133,8 +164,7 @@ SETTLEMENT_COLUMNS = [
     Column("kind", STRING, "whole.kind", enum(TurnKind),
            comment="The kind of the plan; void if the turn was closed without effect, and none of its rows counts."),
     *_TOPIC_PARTITION,
-    Column("topic_id", STRING, "part.topic_id",
-           comment="The id of the topic that the offsets are of. It changes when the topic is created again."),
+    _TOPIC_ID,
     Column("old_floor", LONG, "part.old_floor", comment="The floor before the turn."),
     Column("new_floor", LONG, "part.state.floor", derived=True,
            comment="The floor after the turn: the lowest offset that is not settled, and what may be committed."),
@@ -148,15 +178,13 @@ SETTLEMENT_COLUMNS = [
            comment="How many offsets got each outcome in this turn. A range counts all its offsets."),
     Column("gaps", LONG, "part.gaps",
            comment="How many offsets of the fresh range held no record; null if it is not known."),
-    Column("acknowledged_foreign_offset", LONG, "part.acknowledged_foreign_offset",
-           comment="A foreign commit that a genesis or an action acknowledged, so that the floor may be committed over "
-                   "it."),
+    _ACKNOWLEDGED,
     Column("committed", LONG, "part.committed.offset",
            comment="What the consumer group had committed just before the settlement; null if nothing."),
-    Column("committed_metadata", STRING, "part.committed.metadata", TEXT, comment="The metadata of that commit."),
+    _COMMITTED_METADATA,
     Column("evidence", STRING, "part.evidence", comment="What the settlement rests on, in words."),
     Column("paused", pa.bool_(), "part.paused", comment="Whether an operator has paused the partition."),
-    Column("actor", STRING, "whole.actor", comment="Who started the run or took the action: airflow, or a user."),
+    _ACTOR,
     Column("reason", STRING, "whole.reason",
            comment="Why the action was taken, or why a run of a backfill was started; of a void turn, why it was "
                    "closed."),
@@ -186,9 +214,12 @@ SETTLEMENT_COLUMNS = [
 ]  # fmt: skip
 """A row is one topic-partition after a turn. The next turn starts from these rows alone."""
 
-PLANS = pa.schema([column.arrow_field for column in PLAN_COLUMNS])
-OUTCOMES = pa.schema([column.arrow_field for column in OUTCOME_COLUMNS])
-SETTLEMENTS = pa.schema([column.arrow_field for column in SETTLEMENT_COLUMNS])
+IN_EVERY_TABLE = tuple(column.name for column in (*_TURN, *_TOPIC_PARTITION))
+"""The columns that each table has had from its first version on."""
+PLANS, OUTCOMES, SETTLEMENTS = (
+    pa.schema([column.arrow_field for column in columns])
+    for columns in (PLAN_COLUMNS, OUTCOME_COLUMNS, SETTLEMENT_COLUMNS)
+)
 
 DESCRIPTIONS = {
     "plans": "What each turn is to read: a row a topic-partition of a plan. A row without a topic marks the turn.",
@@ -207,3 +238,91 @@ FORMER_COLUMNS = {
     "figures": "metrics",
 }
 """Columns that had another name before the first release. A table that has one of them is refused."""
+
+
+_ROWS = 1_000
+"""How many decisions are Python objects at a time: as such, one takes several times as much memory as in Arrow."""
+
+
+def plan_date(planned_at: datetime) -> date:
+    """Returns the UTC day on which a turn was planned: the partition column of all rows of that turn."""
+    return planned_at.astimezone(UTC).date()
+
+
+_MAKERS: Makers = {
+    "whole.turn": TurnId,
+    "tp": TopicPartition,
+    "part.committed": lambda offset, metadata: None if offset is None else Committed(offset, metadata),
+}
+
+
+def plan_rows(plan: Plan) -> pa.Table:
+    """Returns a plan as rows of `plans`, one for each topic-partition."""
+    return rows_of(PLAN_COLUMNS, plan, plan_date(plan.planned_at), sorted(plan.partitions.items()))
+
+
+def plan_from_rows(rows: pa.Table) -> Plan:
+    """Returns the plan that these rows hold. There is at least one."""
+    makers: Makers = {**_MAKERS, "part": PlannedPartition, "part.fresh": OffsetRange, "part.log": LogBounds}
+    whole, partitions = values_of(PLAN_COLUMNS, rows, makers)
+    return Plan(**whole, partitions=partitions)
+
+
+def settlement_rows(settlement: Settlement, day: date) -> pa.Table:
+    """Returns a settlement as rows of `settlements`, one for each topic-partition. `day` is that of its plan."""
+    return rows_of(SETTLEMENT_COLUMNS, settlement, day, sorted(settlement.partitions.items()))
+
+
+def settlement_from_rows(rows: pa.Table) -> Settlement:
+    """Returns the settlement that these rows hold. There is at least one."""
+    makers: Makers = {**_MAKERS, "part": SettledPartition, "part.state": PartitionState}
+    whole, partitions = values_of(SETTLEMENT_COLUMNS, rows, makers)
+    return Settlement(**whole, partitions=partitions)
+
+
+class _OfTurn(NamedTuple):
+    """What all rows of a turn's decisions have in common, or of its marker."""
+
+    turn: TurnId
+    run_id: str
+    kind: MarkerKind | None = None
+    settings: Mapping[str, bool] | None = None
+    planned_at: datetime | None = None
+    actor: str | None = None
+    reason: str | None = None
+    isolation: None = None
+
+
+def decision_rows(
+    turn: TurnId, day: date, run_id: str, decisions: Mapping[TopicPartition, Iterable[OutcomeRow]]
+) -> pa.Table:
+    """Returns the decisions of a turn as rows of `outcomes`: one for each record, or for each range of offsets.
+
+    A turn may decide all records in flight at once, so few rows at a time are Python objects.
+    """
+    rows = ((tp, row) for tp, decided in sorted(decisions.items()) for row in decided)
+    parts = [OUTCOMES.empty_table()]
+    while part := list(islice(rows, _ROWS)):
+        parts.append(rows_of(OUTCOME_COLUMNS, _OfTurn(turn, run_id), day, part))
+    return pa.concat_tables(parts)
+
+
+def without_markers(rows: pa.Table) -> pa.Table:
+    """Returns the rows of `plans` that are part of a plan, and not a mark on the turn."""
+    return rows.filter(pc.is_valid(rows["topic"]))
+
+
+def marker_rows(plan: Plan, marker: Marker) -> pa.Table:
+    """Returns a marker as one row of `plans` without a topic, so that no reader takes it for a part of the plan."""
+    settings = {"by_operator": marker.by_operator, "pause": marker.pause}
+    whole = _OfTurn(plan.turn, marker.run_id, marker.kind, settings, marker.at, marker.actor, marker.reason)
+    return rows_of(PLAN_COLUMNS, whole, plan_date(plan.planned_at), [(None, None)])
+
+
+def marker_from_rows(rows: pa.Table) -> Marker | None:
+    """Returns the marker that these rows hold; None if there are none."""
+    for row in rows.drop_columns(["retries"]).to_pylist():
+        settings = json.loads(row["settings"])
+        kind, at = MarkerKind(row["kind"]), row["planned_at"].astimezone(UTC)
+        return Marker(kind, row["run_id"], at, row["actor"], row["reason"], settings["by_operator"], settings["pause"])
+    return None

@@ -144,5 +144,6 @@ def _as_ackline_errors() -> Iterator[None]:
         yield
     except _USER_ERRORS as error:
         raise ConfigError(f"the query can't be run: {' '.join(str(error).split())[:500]}", key="SQL") from error
+    # Not by `storage_errors`: it would also turn what the caller's block raises, such as a closed pipe.
     except (duckdb.Error, pa.ArrowException) as error:
         raise FatalError(f"the query failed: {' '.join(str(error).split())[:500]}") from error

@@ -1,43 +1,34 @@
-"""The ledger store: what was planned, proved and settled, by turn.
+"""The ledger store: what was planned, claimed, proved and settled, by turn.
 
 Plan n, outcomes n, decisions n and settlement n of a lane and epoch are one fenced commit each. Each method that stores
 returns whether this process won the number. A process that lost it goes on with the winner's version, which it reads
-here.
+here. Claim and waiver n are rivals for one number, so under at_most_once each turn is handed out once or never.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from weakref import ReferenceType, ref
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.transaction import AddAction
 
 from ackline.errors import LedgerError
-from ackline.ledger.account import ResultRuns
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.metrics import TurnReport
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.turns import AnswerReport, Plan, Settlement, TurnId, TurnKind
-from ackline.tables.chosen import (
-    DeadRow,
-    OutcomeFilter,
-    RangesByPartition,
-    read_dead_rows,
-    read_terminal_offsets,
-    read_terminal_results,
-)
-from ackline.tables.claims import ClaimStore
-from ackline.tables.effective import void_turns
-from ackline.tables.layout import check_layout, lanes_of
-from ackline.tables.lost_files import drop_lost_files, lost_files
-from ackline.tables.reads import TurnFiles, as_expression
-from ackline.tables.rows import (
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import AnswerReport, Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
+from ackline.tables.chosen import ChosenOutcomes
+from ackline.tables.layout import LaneTables, check_layout, lanes_of, void_turns
+from ackline.tables.reads import files_of, lost_files, removals
+from ackline.tables.schemas import (
     decision_rows,
+    marker_from_rows,
+    marker_rows,
     plan_date,
     plan_from_rows,
     plan_rows,
@@ -45,21 +36,137 @@ from ackline.tables.rows import (
     settlement_rows,
     without_markers,
 )
-from ackline.tables.turn_outcomes import (
-    Attempts,
-    Failures,
-    TurnOutcomes,
-    count_first_attempts,
-    count_unacked,
-    read_last_failures,
-    read_turn_outcomes,
-)
+from ackline.tables.turn_outcomes import OutcomesOfTurn
 
 COUNTED_STARTS = 3
 """Starts of a plan that are counted. After the third without outcomes, the next one isolates the handler."""
 
 
-class LedgerStore(ClaimStore):
+class ClaimStore(LaneTables):
+    """Which turns of a lane are claimed, waived, started and lost."""
+
+    def has_claim(self, turn: TurnId) -> bool:
+        """Returns whether claim n is stored and turn n was not waived: then the floor is the end of plan n.
+
+        False if a later turn is claimed or waived: turn n is over then, and its end may not be committed any more.
+        """
+        return self._rights(turn) == (True, False)
+
+    def has_waiver(self, turn: TurnId) -> bool:
+        """Returns whether turn n was waived: no process may claim it, and it is to be closed as void."""
+        return self._rights(turn) == (True, True)
+
+    def _rights(self, turn: TurnId) -> tuple[bool, bool]:
+        """Returns whether claim n is the newest number taken, and whether waiver n is.
+
+        Both are read from one version of the table. Read one after the other, waiver n + 1 could hide waiver n.
+        """
+        claim, waiver = self.plans.versions_of(self._application(turn.epoch, kind) for kind in ("claim", "waiver"))
+        return claim == turn.n, waiver == turn.n
+
+    def is_claimable(self, turn: TurnId) -> bool:
+        """Returns whether claim n can still be stored: neither turn n nor a later one is claimed or waived."""
+        return not self._is_stored(self.plans, turn, "claim")
+
+    def store_claim(self, plan: Plan) -> bool:
+        """Claim a plan, by a commit without rows: the plan holds everything. Returns False if number n is taken, by
+        another claim or by a waiver."""
+        return self.plans.append([], self._application(plan.turn.epoch, "claim"), plan.turn.n)
+
+    def store_waiver(self, plan: Plan, waiver: Marker) -> bool:
+        """Take the number of claim n, so that the plan is never handed out. Returns False if number n is taken.
+
+        The waiver is a second transaction id in the same commit. So claim and waiver are rivals for one number, and
+        each reader finds out which of the two has won.
+        """
+        return self._store_marker(plan, waiver, "claim", also="waiver")
+
+    def waiver_of(self, turn: TurnId) -> Marker | None:
+        """Returns who waived turn n, and why; None if it was not waived."""
+        return self._marker(turn, MarkerKind.WAIVER) if self.has_waiver(turn) else None
+
+    def has_start_marker(self, turn: TurnId) -> bool:
+        """Returns whether a process has started a claimed plan."""
+        return self._is_stored(self.plans, turn, "start")
+
+    def store_start_marker(self, plan: Plan, run_id: str, now: datetime) -> bool:
+        """Mark a claimed plan as started. Returns False if another process has started it."""
+        return self._store_marker(plan, Marker(MarkerKind.START, run_id, now), "start")
+
+    def started_at(self, turn: TurnId) -> datetime | None:
+        """Returns when a claimed plan was started; None if it was not."""
+        marker = self._marker(turn, MarkerKind.START)
+        return None if marker is None else marker.at
+
+    def _store_marker(self, plan: Plan, marker: Marker, kind: str, also: str | None = None) -> bool:
+        """Stores a marker as number n of `kind`; the same commit carries number n of `also`."""
+        application, n = self._application(plan.turn.epoch, kind), plan.turn.n
+        more = () if also is None else (self._application(plan.turn.epoch, also),)
+        return self.plans.append(marker_rows(plan, marker), application, n, more=more)
+
+    def _marker(self, turn: TurnId, kind: MarkerKind) -> Marker | None:
+        return marker_from_rows(self._plan_rows({**self._where(turn), "kind": kind.value}, turn))
+
+    def store_lost(
+        self,
+        plan: Plan,
+        run_id: str,
+        rows: Mapping[TopicPartition, Iterable[OutcomeRow]],
+        operator: OperatorLoss | None = None,
+    ) -> bool:
+        """Store the lost ranges of a claimed plan as its outcomes. Returns False if outcomes n are stored.
+
+        With `operator`, the same commit marks the turn as closed by an operator, for `operator_loss`.
+        """
+        table = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, rows)
+        note = TurnReport().encode()  # an empty report: these rows are complete, no task has counted others
+        application, more = self._application(plan.turn.epoch, "outcomes"), self._marks(plan.turn, operator)
+        return self.outcomes.append(table, application, plan.turn.n, note, more)
+
+    def _marks(self, turn: TurnId, operator: OperatorLoss | None) -> list[str]:
+        """Returns the transaction ids that mark a commit of lost ranges as an operator's.
+
+        In the same commit, because settle must find the mark if and only if it finds the rows: a driver may report the
+        turn between two commits, and then nothing of it is lost.
+        """
+        kinds = [] if operator is None else ["lost", "lost-pause"] if operator.pause else ["lost"]
+        return [self._application(turn.epoch, kind) for kind in kinds]
+
+    def operator_loss(self, turn: TurnId) -> OperatorLoss | None:
+        """Returns what an operator has stored with the lost ranges of turn n; None if no operator has lost it.
+
+        Call it while turn n is open: a later turn that is lost hides the mark, and the settlement has it by then.
+        """
+        lost, pause = self.outcomes.versions_of(self._application(turn.epoch, kind) for kind in ("lost", "lost-pause"))
+        return OperatorLoss(self._reason_of_loss(turn), pause == turn.n) if lost == turn.n else None
+
+    def _reason_of_loss(self, turn: TurnId) -> str:
+        rows = self.outcomes.read({**self._where(turn), "outcome": Outcome.LOST.value}, ["error_message"])
+        return str(next(iter(rows["error_message"].to_pylist()), None) or "")
+
+    def replace_by_lost(
+        self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]], operator: OperatorLoss
+    ) -> bool:
+        """Store the lost ranges of a claimed plan in place of its stored outcomes, as its decisions, with the mark for
+        `operator_loss`. Returns False, and changes nothing, if decisions n are stored.
+
+        One commit stops naming the files and adds the lost ranges. A removal alone would let settle take the removed
+        rows for gaps, and count records that were handled as none; ranges alone would give an offset two terminal
+        outcomes (I4). The commit takes the number of decisions n, so settle folds either the outcomes as they were
+        or the lost ranges, never both.
+        """
+        table = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, rows)
+        # Nothing else rewrites these files meanwhile: a compaction leaves the files of an open turn alone.
+        return self.outcomes.append(
+            table,
+            self._application(plan.turn.epoch, "decisions"),
+            plan.turn.n,
+            more=self._marks(plan.turn, operator),
+            remove=lambda version: removals(files_of(version, {(plan.turn.epoch, plan.turn.n)})),
+        )
+
+
+class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
     """The ledger of one lane of a pipeline, in its tables below an audit root."""
 
     def __init__(self, root: str, pipeline: str, lane: str) -> None:
@@ -138,7 +245,7 @@ class LedgerStore(ClaimStore):
 
     def is_settled(self, turn: TurnId) -> bool:
         """Returns whether settlement n is stored, void ones included."""
-        return (self.settlements.version_of(self._application(turn.epoch, "settlement")) or 0) >= turn.n
+        return self._is_stored(self.settlements, turn, "settlement")
 
     def first_subscription(self, genesis: TurnId) -> dict[str, Any] | None:
         """Returns the subscription of the first genesis; None if the Delta log has expired it."""
@@ -158,26 +265,6 @@ class LedgerStore(ClaimStore):
         for row in rows["counts"].to_pylist():
             counts.update(dict(row or ()))
         return counts, sum(number or 0 for number in rows["gaps"].to_pylist())
-
-    def terminal_offsets(
-        self, epoch: int, topic_ids: Mapping[str, str], wanted: OutcomeFilter | None
-    ) -> tuple[RangesByPartition, RangesByPartition]:
-        """Returns the offsets of an epoch whose terminal outcome is wanted, by partition: of turns whose plan has the
-        given id of the topic, and of turns in an older topic of the same name.
-
-        None wants every terminal outcome. Raises FatalError if the tables can't be read.
-        """
-        return read_terminal_offsets(self, epoch, topic_ids, wanted)
-
-    def terminal_results(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[TopicPartition, ResultRuns]:
-        """Returns the terminal outcome and error class of each offset that an epoch has settled, in the topics of these
-        ids. Raises FatalError if the tables can't be read."""
-        return read_terminal_results(self, epoch, topic_ids)
-
-    def dead_rows(self, epoch: int, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
-        """Yields the dead records of an epoch in the topics of these ids. Raises FatalError if the tables can't be
-        read."""
-        yield from read_dead_rows(self, epoch, topic_ids)
 
     def lanes(self) -> list[str]:
         """Returns the lanes of the pipeline that have tables, the live one first."""
@@ -232,7 +319,7 @@ class LedgerStore(ClaimStore):
 
     def has_outcomes(self, turn: TurnId) -> bool:
         """Returns whether outcomes n are stored, which is the only proof that replay handled the turn."""
-        return (self.outcomes.version_of(self._application(turn.epoch, "outcomes")) or 0) >= turn.n
+        return self._is_stored(self.outcomes, turn, "outcomes")
 
     def store_outcomes(self, turn: TurnId, files: Sequence[AddAction], report: TurnReport | None = None) -> bool:
         """Make files of outcomes visible, all of them or none; zero files too. Returns False if the number is taken.
@@ -257,11 +344,11 @@ class LedgerStore(ClaimStore):
     def drop_lost_files(self, void_turn: TurnId) -> None:
         """Stops naming those files of a void turn that do not exist any more, or are cut short or damaged, so that they
         fail no later read."""
-        drop_lost_files(self.outcomes, {(void_turn.epoch, void_turn.n)}, read=True)
+        self.outcomes.drop_lost_files({(void_turn.epoch, void_turn.n)}, read=True)
 
     def has_decisions(self, turn: TurnId) -> bool:
         """Returns whether decisions n are stored."""
-        return (self.outcomes.version_of(self._application(turn.epoch, "decisions")) or 0) >= turn.n
+        return self._is_stored(self.outcomes, turn, "decisions")
 
     def store_decisions(
         self,
@@ -287,33 +374,3 @@ class LedgerStore(ClaimStore):
         """Returns the numbers of the turns of an epoch that were closed as void. One read, however many turns there
         are."""
         return {n for _, n in void_turns(self.folder, epoch)}
-
-    def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
-        """Returns outcomes and decisions of a turn, at the cost of those that did not succeed at once; with
-        `every_row`, all of its rows."""
-        return read_turn_outcomes(self.outcomes, self._outcome_files(turn), self._where(turn), every_row)
-
-    def outcome_rows_of(self, turn: TurnId) -> Iterator[pa.RecordBatch]:
-        """Yields what is stored of a turn: its attempts, the answers from outside, which have the number of the attempt
-        that they end, and decisions, which have attempt 0."""
-        dataset = self._outcome_files(turn).dataset
-        columns = ["topic", "partition", "offset", "end_offset", "attempt", "outcome", "answer"]
-        with self.outcomes.errors():
-            yield from dataset.to_batches(columns=columns, filter=as_expression(self._where(turn)))
-
-    def last_failures(self, turn: TurnId, attempts: Attempts) -> Failures:
-        """Returns why and when the given attempts failed, as far as their rows are there; `turn` has most of them."""
-        return read_last_failures(self.outcomes, self._outcome_files(turn), turn, attempts)
-
-    def first_attempts_of(self, turn: TurnId) -> Counter[str]:
-        """Returns how many first attempts of a turn had which outcome, by statistics as far as possible."""
-        return count_first_attempts(self.outcomes, self._outcome_files(turn), self._where(turn))
-
-    def unacked_of(self, turn: TurnId) -> int:
-        """Returns how many first attempts of a turn ended as `Unacked`. It opens the files of failures."""
-        return count_unacked(self.outcomes, self._outcome_files(turn), self._where(turn))
-
-    def _outcome_files(self, turn: TurnId) -> TurnFiles:
-        # Decisions of a run are stored after its outcomes. An action has decisions only.
-        applications = [self._application(turn.epoch, kind) for kind in ("outcomes", "decisions")]
-        return self.outcomes.turn_files(self._where(turn), applications, turn.n)

@@ -6,7 +6,7 @@ report of a turn's tasks, or the subscription of a lane's first genesis.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -24,6 +24,7 @@ from ackline.tables.append import (
     COMMIT_TRIES,
     LEDGER_ID,
     LOG_RETENTION,
+    REWRITE,
     add_missing_columns,
     create_table,
     is_taken,
@@ -36,17 +37,19 @@ from ackline.tables.append import (
 )
 from ackline.tables.errors import IgnoredStorageErrors
 from ackline.tables.folder import Folder, prove_conditional_put
-from ackline.tables.handle import TableHandle
+from ackline.tables.handle import LogState, TableHandle
 from ackline.tables.log import expire_entries, write_checkpoint
-from ackline.tables.log_state import LogState
 from ackline.tables.reads import (
+    Turn,
     TurnFiles,
     Where,
     as_expression,
     files_of_entries,
     files_of_version,
+    lost_files,
     no_files,
     pruned_dataset,
+    removals,
 )
 from ackline.tables.schemas import TABLES
 
@@ -326,3 +329,33 @@ class AuditTable(TableReads):
         Raises CommitFailedError if a commit since that version carries one of these transaction ids.
         """
         write_entry(self, table, actions, transactions, metadata)
+
+    def drop_lost_files(self, turns: Collection[Turn], read: bool = False) -> int:
+        """Stops naming the lost files of these turns, all of which are void. Returns how many they were. With `read`,
+        looks also for files with a damaged content, at the cost of reading all files of these turns.
+
+        A file is dropped only if all its rows are of one void turn, so that no row of it can count. One of a turn that
+        counts stays named: its rows are outcomes that nothing else proves. One commit, and none if no file is lost; so
+        a repeat changes nothing. It needs no fence of a turn: a void turn stays void. Raises FatalError if the table
+        can't be read or written.
+        """
+
+        def drop() -> int:
+            with self.lock():
+                version = self.open()
+                lost = [] if version is None else lost_files(self, version, turns, read)
+                if version is not None and lost:
+                    # Files are removed under the id of compactions, so of two at once one fails and looks again.
+                    self.commit(version, removals(lost), [Transaction(REWRITE, version.version() + 1)])
+                return len(lost)
+
+        with self.errors():
+            version = self.open()  # without the lock: usually nothing is lost, and writers need not wait
+            if version is None or not turns or not lost_files(self, version, turns, read):
+                return 0
+            dropped = retry_beside_rivals(drop)
+        _logger.warning(
+            "%d lost files of void turns are not in the table %s at %s any more; no row of them counted",
+            dropped, self.name, scrub_address(self.uri),
+        )  # fmt: skip
+        return dropped

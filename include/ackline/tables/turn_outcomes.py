@@ -4,7 +4,7 @@ It also reads why and when given records failed last, for their dead letters: a 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,9 +19,8 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns, OutcomeRow, answer_codes
 from ackline.ledger.pending import NEVER
 from ackline.ledger.turns import TurnId
-from ackline.tables.lost_files import without_their_size
-from ackline.tables.reads import TurnFile, TurnFiles, Where, as_expression, file_name
-from ackline.tables.table import AuditTable
+from ackline.tables.layout import LaneTables
+from ackline.tables.reads import TurnFile, TurnFiles, Where, as_expression, file_name, without_their_size
 
 _COLUMNS = ["topic", "partition", "offset", "end_offset", "attempt", "outcome", "error_class", "handled_at", "due",
             "answer"]  # fmt: skip
@@ -44,67 +43,110 @@ class TurnOutcomes:
     """False if the pipeline stores no row of what succeeded and the Delta log has expired the counts."""
 
 
-def read_turn_outcomes(outcomes: AuditTable, files: TurnFiles, where: Where, every_row: bool = False) -> TurnOutcomes:
-    """Returns outcomes and decisions of a turn, whose rows match `where` and are in `files`.
-
-    A file in which every record succeeded at its first attempt is counted by its statistics and not opened; if several
-    topic-partitions share it, only their names are read. So the cost is that of what did not succeed. With `every_row`
-    each row is read and returned. Raises FatalError if the table can't be read, or a file that is counted does not
-    exist or is cut short.
-    """
-    reading = _Reading(every_row)
-    # Counts and rows are of one version. In a newer one a compaction may have moved the counted rows into other files,
-    # and they would count twice.
-    succeeded = {} if every_row else _of_one_outcome(files, where, _SUCCEEDED)
-    _check_exist(outcomes, succeeded.values())
-    shared = {name for name, file in succeeded.items() if _is_shared(file)}
-    for name in succeeded.keys() - shared:
-        file = succeeded[name]
-        tp = TopicPartition(file.low["topic"], file.low["partition"])
-        reading.count_succeeded(tp, file.low["outcome"], file.rows or 0)
-    with outcomes.errors():
-        for batch in _batches(files.dataset, shared.__contains__, _GROUP, None):
-            reading.count_all(batch)
-        for batch in _batches(files.dataset, lambda name: name not in succeeded, _COLUMNS, as_expression(where)):
-            reading.add(batch)
-    return reading.result()
+Attempts = Mapping[TopicPartition, Mapping[int, int]]
+"""By partition and offset: the number of the last attempt."""
+_FAILURE_COLUMNS = ["topic", "partition", "offset", "attempt", "turn", "error_message", "handled_at"]
 
 
-def _check_exist(outcomes: AuditTable, counted: Iterable[TurnFile]) -> None:
-    """Raises FatalError if a file that is not opened does not exist or is cut short: its rows would count as acked
-    without a proof."""
-    with outcomes.errors():
-        for file in without_their_size(outcomes, [{"path": file.path, "size_bytes": file.size} for file in counted]):
-            raise FileNotFoundError(f"{file['path']} does not exist, or does not have the size that the log names")
+@dataclass(frozen=True, slots=True)
+class LastFailure:
+    """The failure of a record's last attempt. `message` is scrubbed; None if the failure had none."""
+
+    message: str | None
+    failed_at: datetime
 
 
-def count_first_attempts(outcomes: AuditTable, files: TurnFiles, where: Where) -> Counter[str]:
-    """Returns for each outcome how many first attempts of a turn had it. The cost hardly grows with their number.
-
-    The rows of the turn match `where` and are in `files`. It opens no file whose statistics hold the answer: all files
-    that Spark's tasks have written, until a compaction mixes them with others. Raises FatalError if the table can't be
-    read.
-    """
-    counts = Counter[str]()
-    counted = _of_one_outcome(files, where, list(Outcome))
-    for file in counted.values():
-        counts[file.low["outcome"]] += file.rows or 0
-    with outcomes.errors():
-        for batch in _batches(files.dataset, lambda name: name not in counted, ["outcome"], _first_attempts(where)):
-            counts.update({outcome: number for (outcome,), number in _groups(batch, ["outcome"])})
-    return counts
+Failures = dict[tuple[TopicPartition, int], LastFailure]
 
 
-def count_unacked(outcomes: AuditTable, files: TurnFiles, where: Where) -> int:
-    """Returns how many first attempts of a turn ended as `Unacked`, whatever the guarantee makes of that: `failed` or
-    `dropped`. It holds one batch of rows at a time, and opens each file that may have a failure.
+class OutcomesOfTurn(LaneTables):
+    """What the outcomes table holds of one turn. Each method raises FatalError if the table can't be read."""
 
-    Raises FatalError if the table can't be read.
-    """
-    others = _of_one_outcome(files, where, [word for word in Outcome if word not in (Outcome.FAILED, Outcome.DROPPED)])
-    chosen = _first_attempts(where) & (ds.field("error_class") == ErrorClass.UNACKED.value)
-    with outcomes.errors():
-        return sum(map(len, _batches(files.dataset, lambda name: name not in others, ["attempt"], chosen)))
+    def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
+        """Returns outcomes and decisions of a turn, at the cost of those that did not succeed at once; with
+        `every_row`, all of its rows.
+
+        A file in which every record succeeded at its first attempt is counted by its statistics and not opened; if
+        several topic-partitions share it, only their names are read. Raises FatalError also if a file that is counted
+        does not exist or is cut short.
+        """
+        files, where, reading = self._outcome_files(turn), self._where(turn), _Reading(every_row)
+        # Counts and rows are of one version. In a newer one a compaction may have moved the counted rows into other
+        # files, and they would count twice.
+        succeeded = {} if every_row else _of_one_outcome(files, where, _SUCCEEDED)
+        with self.outcomes.errors():
+            # Of a file that is not opened, the rows would count as acked without a proof.
+            listed = [{"path": file.path, "size_bytes": file.size} for file in succeeded.values()]
+            for lost in without_their_size(self.outcomes, listed):
+                raise FileNotFoundError(f"{lost['path']} does not exist, or does not have the size that the log names")
+            shared = set()
+            for name, file in succeeded.items():
+                topic, partition = file.value("topic"), file.value("partition")
+                if topic is None or partition is None:
+                    shared.add(name)
+                else:
+                    reading.count_succeeded(TopicPartition(topic, partition), file.low["outcome"], file.rows or 0)
+            for batch in _batches(files.dataset, shared.__contains__, _GROUP, None):
+                reading.count_all(batch)
+            for batch in _batches(files.dataset, lambda name: name not in succeeded, _COLUMNS, as_expression(where)):
+                reading.add(batch)
+        return reading.result()
+
+    def outcome_rows_of(self, turn: TurnId) -> Iterator[pa.RecordBatch]:
+        """Yields what is stored of a turn: its attempts, the answers from outside, which have the number of the attempt
+        that they end, and decisions, which have attempt 0."""
+        dataset = self._outcome_files(turn).dataset
+        columns = ["topic", "partition", "offset", "end_offset", "attempt", "outcome", "answer"]
+        with self.outcomes.errors():
+            yield from dataset.to_batches(columns=columns, filter=as_expression(self._where(turn)))
+
+    def first_attempts_of(self, turn: TurnId) -> Counter[str]:
+        """Returns for each outcome how many first attempts of a turn had it. The cost hardly grows with their number:
+        it opens no file whose statistics hold the answer, so none that Spark's tasks have written, until a compaction
+        mixes them with others."""
+        files, where, counts = self._outcome_files(turn), self._where(turn), Counter[str]()
+        counted = _of_one_outcome(files, where, list(Outcome))
+        for file in counted.values():
+            counts[file.low["outcome"]] += file.rows or 0
+        with self.outcomes.errors():
+            for batch in _batches(files.dataset, lambda name: name not in counted, ["outcome"], _first_attempts(where)):
+                counts.update({outcome: number for (outcome,), number in _groups(batch, ["outcome"])})
+        return counts
+
+    def unacked_of(self, turn: TurnId) -> int:
+        """Returns how many first attempts of a turn ended as `Unacked`, whatever the guarantee makes of that: `failed`
+        or `dropped`. It holds one batch of rows at a time, and opens each file that may have a failure."""
+        files, where = self._outcome_files(turn), self._where(turn)
+        no_failure = [word for word in Outcome if word not in (Outcome.FAILED, Outcome.DROPPED)]
+        others = _of_one_outcome(files, where, no_failure)
+        chosen = _first_attempts(where) & (ds.field("error_class") == ErrorClass.UNACKED.value)
+        with self.outcomes.errors():
+            return sum(map(len, _batches(files.dataset, lambda name: name not in others, ["attempt"], chosen)))
+
+    def last_failures(self, turn: TurnId, attempts: Attempts) -> Failures:
+        """Returns why and when the given attempts failed, by partition and offset, as far as their rows are there.
+
+        Most were made in `turn`, and only its files are opened. An attempt of an earlier turn, whose dead letter was
+        not acknowledged then, is found by its offset: statistics rule most other files out.
+        """
+        if not attempts:
+            return {}
+        failed: Where = {"epoch": turn.epoch, "outcome": Outcome.FAILED.value}
+        files = self._outcome_files(turn)
+        with self.outcomes.errors():
+            failures = _failures_in(files.dataset, {**failed, "turn": turn.n}, attempts)
+            earlier = {
+                tp: {offset: attempt for offset, attempt in by_offset.items() if (tp, offset) not in failures}
+                for tp, by_offset in attempts.items()
+            }
+            if any(earlier.values()) and (table := self.outcomes.open()) is not None:
+                failures |= _failures_in(self.outcomes.dataset(table, failed), failed, earlier)
+        return failures
+
+    def _outcome_files(self, turn: TurnId) -> TurnFiles:
+        # Decisions of a run are stored after its outcomes. An action has decisions only.
+        applications = [self._application(turn.epoch, kind) for kind in ("outcomes", "decisions")]
+        return self.outcomes.turn_files(self._where(turn), applications, turn.n)
 
 
 def _first_attempts(where: Where) -> ds.Expression:
@@ -175,11 +217,6 @@ def _of_one_outcome(files: TurnFiles, where: Where, outcomes: Sequence[str]) -> 
     }
 
 
-def _is_shared(file: TurnFile) -> bool:
-    """Whether this file of one outcome has rows of several topic-partitions."""
-    return file.value("topic") is None or file.value("partition") is None
-
-
 def _batches(
     dataset: ds.Dataset, is_wanted: Callable[[str], bool], columns: Sequence[str], where: ds.Expression | None
 ) -> Iterator[pa.RecordBatch]:
@@ -236,43 +273,6 @@ def _rows_of_partitions(batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition,
     for rows in np.split(order, np.flatnonzero(changes) + 1):
         if len(rows):
             yield TopicPartition(topics[int(rows[0])].as_py(), int(partitions[rows[0]])), rows
-
-
-Attempts = Mapping[TopicPartition, Mapping[int, int]]
-"""By partition and offset: the number of the last attempt."""
-_FAILURE_COLUMNS = ["topic", "partition", "offset", "attempt", "turn", "error_message", "handled_at"]
-
-
-@dataclass(frozen=True, slots=True)
-class LastFailure:
-    """The failure of a record's last attempt. `message` is scrubbed; None if the failure had none."""
-
-    message: str | None
-    failed_at: datetime
-
-
-Failures = dict[tuple[TopicPartition, int], LastFailure]
-
-
-def read_last_failures(outcomes: AuditTable, files: TurnFiles, turn: TurnId, attempts: Attempts) -> Failures:
-    """Returns the failures of the given attempts by partition and offset, without those whose rows are gone.
-
-    Most were made in `turn`, and only its `files` are opened. An attempt of an earlier turn, whose dead letter was not
-    acknowledged then, is found by its offset: statistics rule most other files out. Raises FatalError if the table
-    can't be read.
-    """
-    if not attempts:
-        return {}
-    failed: Where = {"epoch": turn.epoch, "outcome": Outcome.FAILED.value}
-    with outcomes.errors():
-        failures = _failures_in(files.dataset, {**failed, "turn": turn.n}, attempts)
-        earlier = {
-            tp: {offset: attempt for offset, attempt in by_offset.items() if (tp, offset) not in failures}
-            for tp, by_offset in attempts.items()
-        }
-        if any(earlier.values()) and (table := outcomes.open()) is not None:
-            failures |= _failures_in(outcomes.dataset(table, failed), failed, earlier)
-    return failures
 
 
 def _failures_in(dataset: ds.Dataset, where: Where, attempts: Attempts) -> Failures:

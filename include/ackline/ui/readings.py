@@ -26,9 +26,8 @@ from ackline.tables.history import (
     recent_turns,
     step_figures,
 )
-from ackline.tables.layout import lanes_of
+from ackline.tables.layout import LeaseFile, holder_of, lanes_of
 from ackline.tables.lease import Holder, HolderState
-from ackline.tables.lease_file import LeaseFile, holder_of
 from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.store import LedgerStore
 from ackline.ui.health import OPEN_TOO_LONG, Health, PartitionReading, worst

@@ -61,19 +61,13 @@ def in_flight_outcome(answer: InFlight, row: int, handled_at: int) -> RowOutcome
     timeout: Any = _timeout if answer.timeout is None else answer.timeout
     if timeout is None:
         return RowOutcome(row, Outcome.IN_FLIGHT, None, None, handled_at)
-    timeout = _duration(timeout)
-    return RowOutcome(row, Outcome.IN_FLIGHT, None, None, handled_at, min(handled_at + timeout // MICROSECOND, LATEST))
-
-
-def _duration(timeout: Any) -> timedelta:
-    """Returns the timeout of an InFlight, which is a timedelta or a text as in the pipeline file."""
     try:
         duration = parse_duration(timeout)
     except ValueError:  # its text may quote what the handler has made of the record
         duration = timedelta()
     if duration <= timedelta():
         raise InvalidOutcome("the timeout of InFlight is no timedelta above zero, and no text such as 30s or 1h30m")
-    return duration
+    return RowOutcome(row, Outcome.IN_FLIGHT, None, None, handled_at, min(handled_at + duration // MICROSECOND, LATEST))
 
 
 _OUTCOME_COLUMNS = ("outcome", "error_class", "error_message")
@@ -253,7 +247,11 @@ def call_arrow_handler(handler: Handler, records: Records, now: Clock) -> Outcom
     except BaseException as error:  # sys.exit, too, is the outcome of this batch alone
         if _forks != forks:
             end_forked_copy(error)
-        return _failed_batch(error, records, now())
+        count, time = len(records), now()
+        message = scrubbed_message(error, (part for row in range(count) for part in records.payload_of(row)))
+        error_class = error_class_of_batch(error)
+        failed = [RowOutcome(row, Outcome.FAILED, error_class, message, time) for row in range(count)]
+        return Outcomes(np.full(count, time, np.int64), failed, count)
     time = now()
     module = str(getattr(handler, "__module__", "handler"))
     rows = np.flatnonzero(pc.not_equal(words, "acked").to_numpy(zero_copy_only=False)).tolist()
@@ -262,14 +260,6 @@ def call_arrow_handler(handler: Handler, records: Records, now: Clock) -> Outcom
         for row in rows
     ]
     return Outcomes(np.full(len(records), time, np.int64), not_acked, len(records))
-
-
-def _failed_batch(error: BaseException, records: Records, time: int) -> Outcomes:
-    count = len(records)
-    message = scrubbed_message(error, (part for row in range(count) for part in records.payload_of(row)))
-    error_class = error_class_of_batch(error)
-    failed = [RowOutcome(row, Outcome.FAILED, error_class, message, time) for row in range(count)]
-    return Outcomes(np.full(count, time, np.int64), failed, count)
 
 
 def _value(column: pa.Array | None, row: int) -> str | None:

@@ -35,25 +35,19 @@ class WrittenFile:
     modification_time: int
 
 
-FILE_COLUMNS = pa.schema(
-    [
-        (column.name, column.type)
-        for column in OUTCOME_COLUMNS
-        if column.in_every_file and column.name not in PARTITION_BY
-    ]
+# The writer writes a dictionary as it is. Given plain strings, it would first have to find that all are equal.
+_PLAIN_TEXT, _TEXT = pa.string(), pa.dictionary(pa.int32(), pa.string())
+_DICTIONARIES = ("pipeline", "lane", "run_id", "topic", "outcome", "tree")
+_FIELDS = {
+    column.name: pa.field(column.name, _TEXT if column.name in _DICTIONARIES else column.type)
+    for column in OUTCOME_COLUMNS
+}
+_WRITTEN = pa.schema(
+    [_FIELDS[column.name] for column in OUTCOME_COLUMNS if column.in_every_file and column.name not in PARTITION_BY]
 )
 """The table's columns, without the plan's date: its value is in the path. A file of records whose keys are hashed has
 the column `key_hash`, too, a file of records in flight the column `due`, and a file of a pipeline with steps the column
 `tree`; readers take them for null in the other files."""
-
-# The writer writes a dictionary as it is. Given plain strings, it would first have to find that all are equal.
-_CONSTANT = ("pipeline", "lane", "run_id", "topic", "outcome")
-_WRITTEN = pa.schema(
-    [(f.name, pa.dictionary(pa.int32(), pa.string()) if f.name in _CONSTANT else f.type) for f in FILE_COLUMNS]
-)
-
-_HASHES, _DUES = pa.field("key_hash", pa.string()), pa.field("due", TIMESTAMP)
-_TREES = pa.field("tree", pa.dictionary(pa.int32(), pa.string()))
 
 _FLUSH_ROWS = 250_000
 _ERROR_WEIGHT = 12
@@ -98,6 +92,13 @@ class Chunk:
     trees: pa.DictionaryArray | None = None
     """What became of the records' tuples; None if no step got one."""
 
+    def take(self, rows: Int64s) -> "Chunk":
+        """Returns the rows with these numbers, none of which has an error or a deadline."""
+        numbers = pa.array(rows)
+        hashes, trees = (each if each is None else each.take(numbers) for each in (self.key_hashes, self.trees))
+        offsets, timestamps, attempts = self.offsets[rows], self.timestamps[rows], self.attempts[rows]
+        return Chunk(offsets, timestamps, attempts, self.handled_at[rows], key_hashes=hashes, trees=trees)
+
 
 class OutcomeFiles:
     """All files of one Spark task. At the end call `close`, which makes them durable, or `discard`.
@@ -107,8 +108,8 @@ class OutcomeFiles:
 
     def __init__(self, target: OutcomeTarget, key_hashes: bool = False, trees: bool = False) -> None:
         self._target = target
-        schema = _WRITTEN.append(_HASHES) if key_hashes else _WRITTEN
-        self._schema = schema.append(_TREES) if trees else schema
+        schema = _WRITTEN.append(_FIELDS["key_hash"]) if key_hashes else _WRITTEN
+        self._schema = schema.append(_FIELDS["tree"]) if trees else schema
         self._storage = Folder(target.root)
         self._waiting: dict[Group, _Waiting] = {}
         self._own: dict[Group, _OutcomeFile] = {}
@@ -198,7 +199,7 @@ class _OutcomeFile:
         name = f"{quote(target.turn.lane, safe='')}-{target.turn.epoch}-{target.turn.n}-{uuid.uuid4()}.parquet"
         self._target = target
         self._outcome = outcome
-        self._schema = schema = schema.append(_DUES) if outcome is Outcome.IN_FLIGHT else schema
+        self._schema = schema = schema.append(_FIELDS["due"]) if outcome is Outcome.IN_FLIGHT else schema
         self._rows = 0
         self._writer = DataFileWriter(storage, f"{target.folder}/{name}", schema)
 
@@ -220,30 +221,27 @@ class _OutcomeFile:
     def _batch(self, tp: TopicPartition, columns: "_Columns") -> pa.RecordBatch:
         turn, count = self._target.turn, len(columns.offsets)
         same = np.zeros(count, dtype=np.int32)
-        arrays = [
-            _constant(turn.pipeline, same),
-            _constant(turn.lane, same),
-            pa.repeat(pa.scalar(turn.epoch, pa.int32()), count),
-            pa.repeat(pa.scalar(turn.n, pa.int64()), count),
-            _constant(self._target.run_id, same),
-            _constant(tp.topic, same),
-            pa.repeat(pa.scalar(tp.partition, pa.int32()), count),
-            pa.array(columns.offsets),
-            pa.nulls(count, pa.int64()),
-            pa.array(columns.attempts),
-            _constant(self._outcome.value, same),
-            columns.classes,
-            columns.messages,
-            timestamp_column(columns.timestamps),
-            pa.array(columns.handled_at).cast(TIMESTAMP),
-        ]
-        if _HASHES.name in self._schema.names:
-            arrays.append(pa.nulls(count, pa.string()) if columns.key_hashes is None else columns.key_hashes)
-        if _TREES.name in self._schema.names:
-            arrays.append(columns.trees)
-        if _DUES.name in self._schema.names:
-            arrays.append(columns.dues)
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        arrays = {
+            "pipeline": _constant(turn.pipeline, same),
+            "lane": _constant(turn.lane, same),
+            "epoch": pa.repeat(pa.scalar(turn.epoch, pa.int32()), count),
+            "turn": pa.repeat(pa.scalar(turn.n, pa.int64()), count),
+            "run_id": _constant(self._target.run_id, same),
+            "topic": _constant(tp.topic, same),
+            "partition": pa.repeat(pa.scalar(tp.partition, pa.int32()), count),
+            "offset": pa.array(columns.offsets),
+            "end_offset": pa.nulls(count, pa.int64()),
+            "attempt": pa.array(columns.attempts),
+            "outcome": _constant(self._outcome.value, same),
+            "error_class": columns.classes,
+            "error_message": columns.messages,
+            "record_timestamp": timestamp_column(columns.timestamps),
+            "handled_at": pa.array(columns.handled_at).cast(TIMESTAMP),
+            "key_hash": columns.key_hashes,
+            "tree": columns.trees,
+            "due": columns.dues,
+        }
+        return pa.RecordBatch.from_arrays([arrays[name] for name in self._schema.names], schema=self._schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +254,7 @@ class _Columns:
     handled_at: Int64s
     classes: pa.Array
     messages: pa.Array
-    key_hashes: pa.Array | None
+    key_hashes: pa.Array
     dues: pa.Array
     trees: pa.Array
 
@@ -267,29 +265,19 @@ class _Columns:
             np.concatenate([chunk.timestamps for chunk in chunks]),
             np.concatenate([chunk.attempts for chunk in chunks]),
             np.concatenate([chunk.handled_at for chunk in chunks]),
-            _texts([(chunk.classes, len(chunk.offsets)) for chunk in chunks]),
-            _texts([(chunk.messages, len(chunk.offsets)) for chunk in chunks]),
-            _hashes(chunks),
+            _texts(chunks, "classes"),
+            _texts(chunks, "messages"),
+            _texts(chunks, "key_hashes"),
             pa.array([due for chunk in chunks for due in chunk.dues or ()], pa.int64()).cast(TIMESTAMP),
-            _stories(chunks),
+            _texts(chunks, "trees", _TEXT),
         )
 
 
-def _texts(columns: Sequence[tuple[Sequence[str | None] | None, int]]) -> pa.Array:
+def _texts(chunks: Sequence[Chunk], name: str, kind: pa.DataType = _PLAIN_TEXT) -> pa.Array:
+    """Returns a column of texts of all chunks, null for a chunk that has none."""
+    columns = [(getattr(chunk, name), len(chunk.offsets)) for chunk in chunks]
     return pa.concat_arrays(
-        [pa.nulls(count, pa.string()) if texts is None else pa.array(texts, pa.string()) for texts, count in columns]
-    )
-
-
-def _stories(chunks: Sequence[Chunk]) -> pa.Array:
-    return pa.concat_arrays([pa.nulls(len(c.offsets), _TREES.type) if c.trees is None else c.trees for c in chunks])
-
-
-def _hashes(chunks: Sequence[Chunk]) -> pa.Array | None:
-    if all(chunk.key_hashes is None for chunk in chunks):
-        return None
-    return pa.concat_arrays(
-        [pa.nulls(len(c.offsets), pa.string()) if c.key_hashes is None else c.key_hashes for c in chunks]
+        [pa.nulls(count, kind) if texts is None else pa.array(texts, kind) for texts, count in columns]
     )
 
 

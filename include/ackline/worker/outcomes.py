@@ -1,7 +1,7 @@
 """The outcomes of records: how an exception that a handler raised, or a word that it returned, becomes one."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from time import time_ns
 
@@ -44,7 +44,7 @@ class RowOutcome:
 
     def at_row(self, row: int) -> "RowOutcome":
         """Returns this outcome for another row index."""
-        return RowOutcome(row, self.outcome, self.error_class, self.error_message, self.handled_at, self.due, self.tree)
+        return replace(self, row=row)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from confluent_kafka import Message
 
 from ackline.handler import Record
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.outcomes import LATEST_MILLISECOND, NO_TIMESTAMP, UNIX_EPOCH
+from ackline.ledger.outcomes import LATEST_MILLISECOND, NO_TIMESTAMP, UNIX_EPOCH, Outcome
 
 Headers = tuple[tuple[str, bytes | None], ...]
 Int64s = npt.NDArray[np.int64]
@@ -157,6 +157,15 @@ class Records:
             if pa.types.is_string(column.type):  # a stream has decoded the column
                 schema = schema.set(schema.get_field_index(name), pa.field(name, pa.string()))
         return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+@dataclass(frozen=True, slots=True)
+class GoneOffsets:
+    """Offsets that the log no longer holds: all of them expired, or all compacted."""
+
+    tp: TopicPartition
+    offsets: Sequence[int]
+    outcome: Outcome
 
 
 class _MutableRecord:

@@ -41,8 +41,7 @@ from ackline.worker.outcomes import (
     outcome_of_word,
     tombstone_outcome,
 )
-from ackline.worker.records import OUT_OF_RANGE, Int64s, Records
-from ackline.worker.retries import GoneOffsets
+from ackline.worker.records import OUT_OF_RANGE, GoneOffsets, Int64s, Records
 from ackline.worker.settings import ReplaySettings, TaskSettings, manifest
 from ackline.worker.streams import CallHandler, load_call
 
@@ -258,12 +257,9 @@ class TaskRun:
     ) -> None:
         self._check_order(tp, offsets)
         self._out_of_range += int(np.count_nonzero(timestamps == OUT_OF_RANGE))
+        whole = Chunk(offsets, timestamps, attempts, outcomes.handled_at, key_hashes=hashes, trees=outcomes.trees)
         if not outcomes.not_acked:
-            self._files.add(
-                tp,
-                Outcome.ACKED,
-                Chunk(offsets, timestamps, attempts, outcomes.handled_at, key_hashes=hashes, trees=outcomes.trees),
-            )
+            self._files.add(tp, Outcome.ACKED, whole)
             return
         acked = np.ones(len(offsets), dtype=np.bool_)
         others: dict[Outcome, list[RowOutcome]] = defaultdict(list)
@@ -271,25 +267,15 @@ class TaskRun:
             acked[result.row] = False
             failed = result.outcome is Outcome.FAILED
             others[self._settings.replay.on_failure if failed else result.outcome].append(result)
-        chunk = Chunk(
-            offsets[acked],
-            timestamps[acked],
-            attempts[acked],
-            outcomes.handled_at[acked],
-            key_hashes=None if hashes is None else hashes.filter(pa.array(acked)),
-            trees=None if outcomes.trees is None else outcomes.trees.filter(pa.array(acked)),
-        )
-        self._files.add(tp, Outcome.ACKED, chunk)
+        self._files.add(tp, Outcome.ACKED, whole.take(np.flatnonzero(acked)))
         for outcome, results in others.items():
-            rows = np.array([result.row for result in results])
-            times = np.array([result.handled_at for result in results], dtype=np.int64)
-            classes = [result.error_class for result in results]
-            messages = [result.error_message for result in results]
-            of_rows = None if hashes is None else hashes.take(pa.array(rows))
-            dues = [result.due for result in results] if outcome is Outcome.IN_FLIGHT else None
-            trees = pa.array([result.tree for result in results], pa.string()).dictionary_encode()
-            chunk = Chunk(
-                offsets[rows], timestamps[rows], attempts[rows], times, classes, messages, of_rows, dues, trees
+            chunk = replace(
+                whole.take(np.array([result.row for result in results])),
+                handled_at=np.array([result.handled_at for result in results], dtype=np.int64),
+                classes=[result.error_class for result in results],
+                messages=[result.error_message for result in results],
+                dues=[result.due for result in results] if outcome is Outcome.IN_FLIGHT else None,
+                trees=pa.array([result.tree for result in results], pa.string()).dictionary_encode(),
             )
             self._files.add(tp, outcome, chunk)
 
@@ -351,13 +337,7 @@ def _unreadable(row: int, time: int) -> RowOutcome:
 def check_start(settings: TaskSettings, name: str) -> None:
     """Checks that the task `name` of this part may start. Raises what `TaskFolder.check` raises."""
     if settings.folder is not None:
-        settings.folder.check(f"{_part()}-{name}")
-
-
-def _part() -> int:
-    """Returns the number of this task's part of the job, which is the same in each attempt; 0 outside Spark.
-
-    Spark may make one part of a fresh read and an exact read that have one part each, so a marker names both.
-    """
-    context = TaskContext.get()
-    return context.partitionId() if context is not None else 0
+        # The number of the part is the same in each attempt. Spark may make one part of a fresh read and an exact read
+        # that have one part each, so a marker names both.
+        context = TaskContext.get()
+        settings.folder.check(f"{context.partitionId() if context is not None else 0}-{name}")

@@ -1,16 +1,34 @@
-"""What a Spark task gets, its settings, and what it returns, its manifest.
+"""What a Spark task gets, its settings, where it proves that it may start, and what it returns, its manifest.
 
 The replay step builds the settings once, and each task gets them pickled. The manifest is the rows that the task
 returns to the driver, with its files and its counts.
+
+The folder of a turn's tasks below the audit root proves that they share the root, and that no part starts twice. The
+driver writes a token into the folder before the job and removes it afterwards. A task looks for the token before its
+first record, so an executor that joins later and does not share the root hands nothing out.
+
+At most once a task also creates a marker, named after its part, before its first record. Where the marker exists, an
+execution of this part may have called the handler, so the task refuses. Spark's attempt number proves nothing: it is 0
+again in a stage that Spark submits anew. Names hold lane, epoch, turn and part.
+
+Settle removes the tokens before the markers. A task creates its marker and then looks for its token again: if the
+marker of an earlier execution is gone already, so is the token, and the task refuses all the same (I7).
 """
 
-from collections.abc import Iterable, Mapping
+import os
+import re
+import socket
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 
+from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.handler import Durations, StepCounts, Tier
 from ackline.ledger.answers import TokenSigner
 from ackline.ledger.metrics import FetchTimes
@@ -20,40 +38,43 @@ from ackline.ledger.turns import TurnId
 from ackline.pipeline.outputs import StagedFile
 from ackline.pipeline.streams import Translation
 from ackline.pipeline.topology import Topology
+from ackline.tables.errors import IgnoredStorageErrors, folder_errors, is_outage, storage_errors, unusable_folder
+from ackline.tables.folder import Folder
+from ackline.tables.object_store import is_remote
 from ackline.worker.files import OutcomeTarget, WrittenFile
-from ackline.worker.task_folder import TaskFolder
 
 _FILE_COLUMNS = {
-    "path": ("string", pa.string()),
-    "size": ("long", pa.int64()),
-    "rows": ("long", pa.int64()),
-    "outcome": ("string", pa.string()),
-    "stats": ("string", pa.string()),
-    "modification_time": ("long", pa.int64()),
+    "path": pa.string(),
+    "size": pa.int64(),
+    "rows": pa.int64(),
+    "outcome": pa.string(),
+    "stats": pa.string(),
+    "modification_time": pa.int64(),
 }
-_COLUMNS = _FILE_COLUMNS | {
-    "topic": ("string", pa.string()),
-    "partition": ("int", pa.int32()),
-    "calls": ("long", pa.int64()),
-    "fetched": ("long", pa.int64()),
-    "out_of_range": ("long", pa.int64()),
-    "fetches": ("long", pa.int64()),
-    "fetch_seconds": ("double", pa.float64()),
-    "fetch_seconds_max": ("double", pa.float64()),
-    "trees": ("long", pa.int64()),
-    "unacked": ("long", pa.int64()),
-    "times": ("long", pa.int64()),
-    "nanoseconds": ("long", pa.int64()),
-    "nanoseconds_max": ("long", pa.int64()),
-    "step": ("string", pa.string()),
-    "executed": ("long", pa.int64()),
-    "emitted": ("long", pa.int64()),
-    "acked": ("long", pa.int64()),
-    "failed": ("long", pa.int64()),
-    "output": ("int", pa.int32()),
-}
-MANIFEST_DDL = ", ".join(f"{name} {spark_type}" for name, (spark_type, _) in _COLUMNS.items())
-MANIFEST_SCHEMA = pa.schema([(name, arrow_type) for name, (_, arrow_type) in _COLUMNS.items()])
+MANIFEST_SCHEMA = pa.schema(
+    _FILE_COLUMNS
+    | {
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "calls": pa.int64(),
+        "fetched": pa.int64(),
+        "out_of_range": pa.int64(),
+        "fetches": pa.int64(),
+        "fetch_seconds": pa.float64(),
+        "fetch_seconds_max": pa.float64(),
+        "trees": pa.int64(),
+        "unacked": pa.int64(),
+        "times": pa.int64(),
+        "nanoseconds": pa.int64(),
+        "nanoseconds_max": pa.int64(),
+        "step": pa.string(),
+        "executed": pa.int64(),
+        "emitted": pa.int64(),
+        "acked": pa.int64(),
+        "failed": pa.int64(),
+        "output": pa.int32(),
+    }
+)
 
 
 def manifest(
@@ -169,6 +190,10 @@ class KafkaSettings:
     isolation_level: str
 
 
+FIRST_UNREADABLE = 2**63 // 1000 + 1
+"""The lowest timestamp, in milliseconds, that Spark's source can't convert."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayJob:
     """What one turn reads and handles, and how."""
@@ -186,6 +211,109 @@ class ReplayJob:
     exact_from: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The offset from which on the log may hold timestamps that Spark's source can't read. A topic-partition without
     such an offset is missing."""
+
+
+_FOLDER = ".tasks"
+_TOKEN = "driver-"
+_TURN = re.compile(r"(?P<lane>.+)-(?P<epoch>\d+)-(?P<n>\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFolder:
+    """What a task needs of the folder: it travels to the executors."""
+
+    uri: str
+    token: str
+    once: bool
+    """Whether a part of the job may be started once only."""
+
+    def check(self, part: int | str) -> None:
+        """Checks, before the first record of a part, that this process may hand its records out.
+
+        Raises ConfigError if the folder is not shared or can't be written, FatalError if the part was started before,
+        and TransientError if the object store does not answer.
+        """
+        folder, host = Folder(self.uri), socket.gethostname()
+
+        def error_of(error: BaseException) -> AcklineError:
+            if is_remote(self.uri) and is_outage(error):
+                return unusable_folder(self.uri, error)
+            return ConfigError(
+                f"the executor on {host} can't use {self.uri}: "
+                f"{getattr(error, 'strerror', None) or type(error).__name__}; give its user the right to write below "
+                f"ACKLINE_AUDIT",
+                key="ACKLINE_AUDIT",
+            )
+
+        with storage_errors(self.uri, error_of):
+            self._find_token(folder, host)
+            if not self.once:
+                mark = f"part-{part}-{uuid.uuid4()}"
+                folder.write(mark, b"")
+                folder.remove(mark)
+                return
+            if not folder.create_exclusively(f"part-{part}"):
+                raise FatalError(
+                    "Spark tried a task again under at_most_once; the task's records may have been handled, so it "
+                    "stops here"
+                )
+            self._find_token(folder, host)
+
+    def _find_token(self, folder: Folder, host: str) -> None:
+        # No cache of a file system holds an answer for this name, which is new: the first look asks the server.
+        if folder.read(self.token) is None:
+            raise ConfigError(
+                f"the executor on {host} does not see {self.uri}/{self.token}: executors and driver do not share "
+                f"ACKLINE_AUDIT, or another run has settled the turn meanwhile. Set ACKLINE_AUDIT to a folder that "
+                f"all machines mount at the same path",
+                key="ACKLINE_AUDIT",
+            )
+
+
+@contextmanager
+def open_task_folder(table: str, turn: TurnId, once: bool) -> Iterator[TaskFolder]:
+    """Creates the folder of a turn beside the outcomes table at `table`, with a token for the tasks of one job.
+
+    Removes the token at the end of the context. Under at most once the markers stay until `remove_task_folders`.
+    Raises TransientError if the object store does not answer, and FatalError if the folder can't be written.
+    """
+    uri = f"{_folder_of_turns(table)}/{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}"
+    folder = Folder(uri)
+    token = f"{_TOKEN}{uuid.uuid4()}"
+    with folder_errors(uri):
+        folder.write_first(token, b"driver")
+    try:
+        yield TaskFolder(uri, token, once)
+    finally:
+        folder.remove(token)
+        folder.remove_if_empty()
+
+
+def remove_task_folders(table: str, turn: TurnId) -> None:
+    """Removes the folders of this turn and of the lane's earlier ones, which a killed driver may have left.
+
+    Call it after settlement n is stored. What can't be removed stays until a later call.
+    """
+    turns = Folder(_folder_of_turns(table))
+    with IgnoredStorageErrors():
+        for name in turns.names():
+            match = _TURN.fullmatch(name)
+            if match is None or match["lane"] != quote(turn.lane, safe=""):
+                continue
+            if (int(match["epoch"]), int(match["n"])) <= (turn.epoch, turn.n):
+                folder = Folder(f"{turns.uri}/{name}")
+                for file in folder.names():
+                    if file.startswith(_TOKEN):
+                        folder.remove(file)
+                left = folder.names()
+                if not any(file.startswith(_TOKEN) for file in left):  # while one is left, the markers stay (I7)
+                    for file in left:
+                        folder.remove(file)
+                    folder.remove_if_empty()
+
+
+def _folder_of_turns(table: str) -> str:
+    return f"{os.path.dirname(table.rstrip('/'))}/{_FOLDER}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,25 +2,199 @@
 
 Spark's Kafka source reads fresh records; a task reads its retries itself, with exact reads. The same handler gets both,
 and the same files take their outcomes. No manifest names the files of a task that failed.
+
+Tasks also read fresh ranges exactly, offset by offset, that Spark's Kafka source can't read: it converts each timestamp
+to microseconds, and fails the job for one that then needs more than 64 bits, because a producer has written nanoseconds
+where Kafka means milliseconds. No option of the source avoids that. An exact read takes several times as long, so it is
+made only where it is needed:
+
+- replay asks each partition's leader for the first timestamp that is too large, before anything is handed out.
+- A timestamp that is too small (far before 1970) can't be looked up like that. The job then fails, and starts again
+  with exact reads. By then it has handled some records, like a run that was killed. At most once it does
+  not start again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from confluent_kafka import Message
 
+from ackline.errors import FatalError, RangeGone
+from ackline.kafka.exact import ExactReader, Found, Gone
+from ackline.kafka.fetching import headers_of
 from ackline.ledger.metrics import FetchTimes, timed_fetches
-from ackline.ledger.offsets import TopicPartition
-from ackline.worker.records import OUT_OF_RANGE, RECORD_COLUMNS, Records, from_spark
-from ackline.worker.retries import GoneOffsets, Retries, UnreadableRecords, read_retries_exactly
+from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, ValuedRanges
+from ackline.ledger.outcomes import Outcome
+from ackline.worker.records import (
+    OUT_OF_RANGE,
+    RECORD_COLUMNS,
+    GoneOffsets,
+    Headers,
+    Records,
+    from_messages,
+    from_spark,
+)
 from ackline.worker.run import FETCHED, UNREADABLE, TaskRun
 from ackline.worker.settings import KafkaSettings, TaskSettings
 from ackline.worker.trees.calls import rarer_collection
 from ackline.worker.trees.stages import SourceRun
+
+Attempts = ValuedRanges[int]
+"""Offsets of one topic-partition to read; the value is the number of the attempt that each is now given, or FRESH."""
+
+FRESH = 0
+"""The value of fresh offsets in `Attempts`: they are first attempts, and one without a record is a gap."""
+
+Retries = Mapping[TopicPartition, Attempts]
+
+# Connecting takes a task some tens of milliseconds. With more offsets than this, another task is worth that.
+_OFFSETS_PER_TASK = 500
+_MAX_OFFSETS_PER_TASK = 250_000  # a task holds them all, and its progress is seen when it ends
+_TASKS_PER_CORE = 4
+_BATCH_ROWS = 1000
+_BATCH_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableRecords:
+    """Records whose headers the Kafka client can't decode, so no handler can get them. `records` has no headers."""
+
+    records: Records
+
+    @property
+    def tp(self) -> TopicPartition:
+        """The topic-partition of the records."""
+        return self.records.tp
+
+
+Batch = Records | GoneOffsets | UnreadableRecords
+
+
+def split_for_tasks(retries: Retries, cores: int) -> list[Retries]:
+    """Splits `retries` into parts of about equal size, one for each Spark task on `cores` cores. A part is a
+    continuous section of the retries, in the order of topic-partitions and offsets."""
+    total = sum(len(attempts) for ranges in retries.values() for attempts in ranges)
+    tasks = max(1, min(-(-total // _OFFSETS_PER_TASK), cores * _TASKS_PER_CORE), -(-total // _MAX_OFFSETS_PER_TASK))
+    size = -(-total // tasks)
+    parts: list[dict[TopicPartition, list[ValuedRange[int]]]] = []
+    room = 0
+    for tp, ranges in sorted(retries.items()):
+        for attempts in ranges:
+            start = attempts.start
+            while start < attempts.end:
+                if not room:
+                    parts.append({})
+                    room = size
+                end = min(attempts.end, start + room)
+                parts[-1].setdefault(tp, []).append(ValuedRange(start, end, attempts.value))
+                room -= end - start
+                start = end
+    return [{tp: tuple(ranges) for tp, ranges in part.items()} for part in parts]
+
+
+@dataclass(slots=True)
+class _Collected:
+    """What was read of one topic-partition and is not yet yielded: records, or gone offsets with one outcome."""
+
+    attempts: Mapping[int, int]
+    messages: list[Message] = field(default_factory=list)
+    headers: list[Headers] = field(default_factory=list)
+    readable: bool = True
+    size: int = 0
+    gone: list[int] = field(default_factory=list)
+    outcome: Outcome = Outcome.EXPIRED
+
+    def add(self, tp: TopicPartition, answer: Found | Gone) -> Iterator[Batch]:
+        """Adds `answer`. Before that, yields what was collected if `answer` is of another kind; then a full batch."""
+        if isinstance(answer, Gone) and self.attempts[answer.offset] == FRESH:
+            if answer.outcome is Outcome.EXPIRED:  # below the log start: its record was never read, so it is no gap
+                raise RangeGone(
+                    f"{tp}: the log no longer holds offset {answer.offset} of the planned range; plan again"
+                )
+        elif isinstance(answer, Gone):
+            if self.messages or answer.outcome is not self.outcome:
+                yield from self.flush(tp)
+            self.outcome = answer.outcome
+            self.gone.append(answer.offset)
+        else:
+            headers = headers_of(answer.message)
+            if self.gone or self.readable is not (headers is not None):
+                yield from self.flush(tp)
+            self.readable = headers is not None
+            self.messages.append(answer.message)
+            self.headers.append(tuple(headers or ()))
+            self.size += len(answer.message.value() or b"") + len(answer.message.key() or b"")
+        if len(self.messages) + len(self.gone) >= _BATCH_ROWS or self.size >= _BATCH_BYTES:
+            yield from self.flush(tp)
+
+    def flush(self, tp: TopicPartition) -> Iterator[Batch]:
+        """Yields all that was collected."""
+        gone, self.gone = self.gone, []
+        messages, self.messages, self.size = self.messages, [], 0
+        headers, self.headers = self.headers, []
+        if gone:
+            yield GoneOffsets(tp, gone, self.outcome)
+        if messages:
+            attempts = [max(1, self.attempts[message.offset() or 0]) for message in messages]
+            records = from_messages(tp, messages, headers, attempts)
+            yield records if self.readable else UnreadableRecords(records)
+
+
+def read_retries_exactly(
+    retries: Retries, config: Mapping[str, str], isolation_level: str, fetched: Callable[[int], None]
+) -> Iterator[Batch]:
+    """Yields what the log holds at the wanted offsets, in the order of offsets within a topic-partition. At the end
+    calls `fetched` with the number of records that the broker sent.
+
+    Yields nothing for a fresh offset that is a gap. Raises what `ExactReader` raises, RangeGone if retention has taken
+    a fresh offset, and FatalError if the reader left an offset out.
+    """
+    collected = {
+        tp: _Collected(
+            {offset: attempts.value for attempts in ranges for offset in range(attempts.start, attempts.end)}
+        )
+        for tp, ranges in retries.items()
+    }
+    answered = 0
+    with ExactReader(config, isolation_level) as reader:
+        for answer in reader.read({tp: list(batch.attempts) for tp, batch in collected.items()}):
+            answered += 1
+            yield from collected[answer.topic_partition].add(answer.topic_partition, answer)
+        for tp, batch in collected.items():
+            yield from batch.flush(tp)
+        fetched(reader.delivered)
+    expected = sum(len(batch.attempts) for batch in collected.values())
+    if answered != expected:
+        raise FatalError(f"the reader answered {answered} of {expected} retries; nothing was stored")
+
+
+Ranges = Mapping[TopicPartition, OffsetRange]
+
+
+def split_ranges(fresh: Ranges, exact_from: Mapping[TopicPartition, int]) -> tuple[Ranges, Ranges]:
+    """Splits fresh ranges into what Spark's source reads and what exact reads do. `exact_from` has the offset of each
+    partition from which on records may be unreadable."""
+    by_source, exactly = dict(fresh), {}
+    for tp, start in exact_from.items():
+        if tp in fresh and start < fresh[tp].end:
+            start = max(start, fresh[tp].start)
+            by_source[tp], exactly[tp] = OffsetRange(fresh[tp].start, start), OffsetRange(start, fresh[tp].end)
+    return {tp: offsets for tp, offsets in by_source.items() if len(offsets)}, exactly
+
+
+def with_fresh(retries: Mapping[TopicPartition, Attempts], exactly: Ranges) -> dict[TopicPartition, Attempts]:
+    """Returns the offsets that exact reads get: the retries, and after them the fresh ranges `exactly`."""
+    joined = dict(retries)
+    for tp, fresh in exactly.items():
+        joined[tp] = (*retries.get(tp, ()), ValuedRange(fresh.start, fresh.end, FRESH))
+    return joined
+
 
 NOTED_COLUMNS = RECORD_COLUMNS.append(pa.field("note", pa.string())).append(pa.field("out_of_range", pa.bool_()))
 """The columns of retries in the column tier. A row with a `note` is about something else than a record to handle. The

@@ -13,7 +13,8 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.streams import Stream, Translation
 from ackline.pipeline.topology import Topology
-from ackline.spark.job import ReplayJob, with_possible_isolation
+from ackline.spark.job import with_possible_isolation
+from ackline.worker.settings import ReplayJob
 from ackline.worker.streams import load_functions_of_job
 from tests.worker.isolation.lab import EXPECTED, GROUPED, HANDLERS, SPLIT, WORDS, items, steps
 from tests.worker.task_lab import TaskLab

@@ -13,9 +13,9 @@ from ackline.handler import Emit, Handler, Origin, Record, StepCounts, Tuple
 from ackline.ledger.offsets import TopicPartition
 from ackline.pipeline.topology import SOURCE_STEP, Step, StepBlock, Topology, topology
 from ackline.worker.outcomes import RowOutcome
+from ackline.worker.trees.answers import Input, input_of
 from ackline.worker.trees.calls import TreeCalls
 from ackline.worker.trees.events import Block, EventFormat, Events, PackedEvents, Sums, outcome_of_root
-from ackline.worker.trees.payload import Input, input_of
 from ackline.worker.trees.rows import UNTRACKED, Edges, Root
 
 TP = TopicPartition("orders", 0)

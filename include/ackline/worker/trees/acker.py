@@ -17,7 +17,6 @@ from ackline.handler import Durations
 from ackline.ledger.offsets import Bools
 from ackline.ledger.outcomes import ErrorClass
 from ackline.worker.outcomes import Outcomes, RowOutcome
-from ackline.worker.records import Int64s
 from ackline.worker.run import TaskRun
 from ackline.worker.settings import TaskSettings, manifest
 from ackline.worker.streams import CallHandler
@@ -48,14 +47,6 @@ def store_roots(settings: TaskSettings) -> Callable[[Batches], Batches]:
             yield from run.finish()
 
     return task
-
-
-def _are_acked(roots: Sums) -> Bools:
-    """Returns for each root whether it is acked."""
-    has_note = np.array([note is not None for note in roots.notes], dtype=np.bool_)
-    waits = np.array([due is not None for due in roots.dues], dtype=np.bool_)
-    is_acked: Bools = (roots.xors == 0) & ~roots.open_tuples.any(axis=0) & ~has_note & ~waits
-    return is_acked
 
 
 class AckerRun(TaskRun):
@@ -107,8 +98,14 @@ class AckerRun(TaskRun):
             raise FatalError("the acker got events of a record without its first one; nothing was stored")
         self._decided += len(roots.offsets)
         hashes = None if self._key_hash is None else pa.array(roots.key_hashes, pa.string())
-        is_acked = _are_acked(roots)
-        self._measure_latency(roots.begun[is_acked])
+        has_note = np.array([note is not None for note in roots.notes], dtype=np.bool_)
+        waits = np.array([due is not None for due in roots.dues], dtype=np.bool_)
+        is_acked = (roots.xors == 0) & ~roots.open_tuples.any(axis=0) & ~has_note & ~waits
+        begun = roots.begun[is_acked]
+        # The clocks of two machines may differ, so no time is below 0.
+        times = np.maximum(0, time_ns() - begun[begun != NOT_BEGUN])
+        if len(times):
+            self._latency.add(Durations(len(times), int(times.sum()), int(times.max())))
         trees = stories_of_acked(np.where(is_acked, roots.acked, 0), self._topology)
         outcomes = Outcomes(roots.times, self._not_acked(roots, is_acked), trees=trees)
         self._store(tp, roots.offsets, roots.timestamps, roots.attempts.astype(np.int32), outcomes, hashes)
@@ -125,12 +122,6 @@ class AckerRun(TaskRun):
                 not_acked.append(outcome.at_row(row))
                 self._unacked += outcome.error_class == ErrorClass.UNACKED
         return not_acked
-
-    def _measure_latency(self, begun: Int64s) -> None:
-        """Measures how long acked trees took. The clocks of two machines may differ, so no time is below 0."""
-        times = np.maximum(0, time_ns() - begun[begun != NOT_BEGUN])
-        if len(times):
-            self._latency.add(Durations(len(times), int(times.sum()), int(times.max())))
 
     def _manifest(self) -> pa.RecordBatch:
         counts = self._files.counts

@@ -36,7 +36,6 @@ from ackline.worker.trees.rows import (
     Edges,
     Int64s,
     Resolved,
-    Root,
     root_id,
     rows_of,
     seed_of,
@@ -269,7 +268,11 @@ class EdgeLog:
         self._limit = sample * (MASK + 1)
         self._tps: Sequence[TopicPartition] = settings.topic_partitions
         self._seeds = [seed_of(settings.target.turn, tp) for tp in self._tps]
-        _write_to_stderr()
+        log.setLevel(logging.INFO)
+        if not log.hasHandlers():  # in a Python worker of Spark nothing has set up logging
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+            log.addHandler(handler)
 
     def emitted(self, stream: Stream, to: str, edges: Edges) -> None:
         """Logs that a tuple of `stream` goes to the step `to`."""
@@ -284,28 +287,16 @@ class EdgeLog:
 
     def _log(self, stream: str, to: str, edges: Edges, word: str) -> None:
         for root, edge in edges:
-            if self._is_sampled(root):
+            if root_id(self._seeds[root.tp], root.offset, root.attempt) < self._limit:
                 tp, offset, attempt = self._tps[root.tp], root.offset, root.attempt
                 log.info(
                     "%s offset %d attempt %d: %s -> %s %s, edge %016x", tp, offset, attempt, stream, to, word, edge
                 )
 
-    def _is_sampled(self, root: Root) -> bool:
-        return root_id(self._seeds[root.tp], root.offset, root.attempt) < self._limit
-
 
 def edge_log_of(settings: TaskSettings) -> EdgeLog | None:
     """Returns the log of a task; None if the pipeline file does not have it on."""
     return None if settings.replay.debug_sample is None else EdgeLog(settings.replay.debug_sample, settings)
-
-
-def _write_to_stderr() -> None:
-    """Makes this log write to the task's standard error: in a Python worker of Spark nothing has set up logging."""
-    log.setLevel(logging.INFO)
-    if not log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        log.addHandler(handler)
 
 
 _MAX_EVENTS = 8 << 20

@@ -4,6 +4,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -16,11 +17,20 @@ from ackline.pipeline.outputs import Output
 from ackline.pipeline.topology import SOURCE_STEP, Step, Stream, Topology
 from ackline.worker.call import end_forked_copy, forks, in_flight_outcome
 from ackline.worker.outcomes import Clock, RowOutcome, TaskFailure, outcome_of_exception
-from ackline.worker.trees.answers import Answer, AnswerReader, Emitted, NotAcked, Waiting
+from ackline.worker.trees.answers import (
+    Answer,
+    AnswerReader,
+    Emitted,
+    Input,
+    NotAcked,
+    Waiting,
+    input_of,
+    texts_of,
+    texts_of_record,
+)
 from ackline.worker.trees.batch import MAX_BYTES, MAX_ROWS, Batch, CallFigures, EdgeLog, Ended, SentTuples
 from ackline.worker.trees.events import EventFormat
 from ackline.worker.trees.output_rows import OutputRow, OutputRows
-from ackline.worker.trees.payload import Input, input_of, texts_of, texts_of_record
 from ackline.worker.trees.rows import EdgeNumbers, Resolved, Root, root_id
 
 Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
@@ -121,7 +131,8 @@ class TreeCalls:
         if self._forks != forks():  # before a step is called: the copy would call it a second time
             end_forked_copy()
         if answers and isinstance(in_flight := answers[-1], InFlight):
-            answers[-1] = Waiting(in_flight, _deadline(in_flight, self._now()))
+            due = in_flight_outcome(in_flight, 0, self._now()).due
+            answers[-1] = Waiting(in_flight, NEVER if due is None else due)
         return answers
 
     def deliver_source(self, answers: Sequence[Answer], record: Record, seeds: Seeds, begun: int) -> Waiting | None:
@@ -258,12 +269,13 @@ class TreeCalls:
                 self._outputs.add(output, OutputRow(number, row, parents, blamed))
         for place, step in enumerate(steps):
             edges = self.batch.edges.add_emitted_edges(parents, position * _MAX_CONSUMERS + place)
-            if self._edge_log is not None:
-                self._log_emitted(stream, step, edges)
+            if (edge_log := self._edge_log) is not None:
+                self._logged.append(partial(_log_emitted, edge_log, stream, step, edges))
             if step.grouped:
                 self._tuples.add(step.number, stream_number, edges, key, payload)
             else:
-                origins = self._origins([self.batch.edges.root(edge) for edge in edges])
+                roots = sorted(map(self.batch.edges.root, edges))
+                origins = tuple([Origin(*self._topic_partitions[root.tp], root.offset) for root in roots])
                 self._call_near(step, input_of(key, payload, stream, origins, edges))
 
     def _note_problem(self, blamed: EdgeNumbers, number: int, outcome: RowOutcome) -> None:
@@ -283,14 +295,6 @@ class TreeCalls:
             )
             _logger.warning(text, self._dropped, self._first_dropped)
 
-    def _log_emitted(self, stream: Stream, step: Step, edges: EdgeNumbers) -> None:
-        assert self._edge_log is not None
-        log = self._edge_log.emitted
-        self._logged.append(lambda resolved: log(stream, step.name, resolved.edges(edges)))
-
-    def _origins(self, roots: Iterable[Root]) -> tuple[Origin, ...]:
-        return tuple([Origin(*self._topic_partitions[root.tp], root.offset) for root in sorted(roots)])
-
     def _merged(self, given: Iterable[Input]) -> EdgeNumbers:
         """Returns the first edge of each root of several tuples, in the order of the roots."""
         merged: dict[Root, int] = {}
@@ -300,11 +304,8 @@ class TreeCalls:
         return tuple([merged[root] for root in sorted(merged)])
 
 
-def _deadline(in_flight: InFlight, time: int) -> int:
-    """Returns the deadline of a record that is in flight from `time` on, both in microseconds since 1970; NEVER if it
-    has none. Raises InvalidOutcome as `in_flight_outcome` does."""
-    due = in_flight_outcome(in_flight, 0, time).due
-    return NEVER if due is None else due
+def _log_emitted(log: EdgeLog, stream: Stream, step: Step, edges: EdgeNumbers, resolved: Resolved) -> None:
+    log.emitted(stream, step.name, resolved.edges(edges))
 
 
 def _takers(topology: Topology) -> dict[tuple[str, str], _Taker]:

@@ -27,11 +27,10 @@ from ackline.worker.records import Records
 from ackline.worker.run import without_secrets
 from ackline.worker.settings import ReplaySettings, TaskSettings
 from ackline.worker.streams import load_call
-from ackline.worker.trees.answers import Answer
+from ackline.worker.trees.answers import Answer, Input, input_of
 from ackline.worker.trees.batch import edge_log_of
 from ackline.worker.trees.calls import Seeds, TreeCalls
 from ackline.worker.trees.output_rows import OutputRows
-from ackline.worker.trees.payload import Input, input_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,15 +200,13 @@ class IsolatedTreeCalls(TreeCalls):
             returned = [result for _, result in self.process.take_returned()]
             if isinstance(response, Death) and len(response.given) > len(returned):
                 # The last call that the process was given has no answer, whether it had returned or not.
-                returned.append(self._lost(response, len(rest[len(returned)])))
+                inputs = len(rest[len(returned)])
+                among = "" if inputs == 1 else f" in a call for {inputs} tuples"
+                returned.append(Returned(0, 0, [], response.failure(0, self._limit, self._now(), among)))
             made += returned
         self.figures.spans[step.number] += [each.lasted for each in made if each.lasted]
         self._add_lost(step.number)
         return made
-
-    def _lost(self, death: Death, inputs: int) -> Returned:
-        among = "" if inputs == 1 else f" in a call for {inputs} tuples"
-        return Returned(0, 0, [], death.failure(0, self._limit, self._now(), among))
 
     def _add_lost(self, number: int) -> None:
         self.figures.of_step(number).execute.add(self.process.lost)

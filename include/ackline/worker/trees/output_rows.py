@@ -9,7 +9,6 @@ number of the file with the columns of its rows. The driver reads the columns of
 of these numbers.
 """
 
-import contextlib
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -220,7 +219,8 @@ class _StagedTable:
             return
         anchors = _anchor_column([rows[number].edges for number in kept], edges, self._topic_partitions)
         chosen = [array.take(pa.array(kept, pa.int64())) for array in arrays] if problems else arrays
-        batch = pa.RecordBatch.from_arrays([anchors, *chosen], schema=self._schema())
+        schema = pa.schema([STAGED_ANCHORS, *((name, arrow_type(kind)) for name, kind in self._columns.items())])
+        batch = pa.RecordBatch.from_arrays([anchors, *chosen], schema=schema)
         self._waiting.append(batch)
         self._rows += len(batch)
         rows_waiting, size = sum(map(len, self._waiting)), sum(batch.nbytes for batch in self._waiting)
@@ -237,8 +237,7 @@ class _StagedTable:
         if self._writer is not None:
             self._writer.discard()
         for file in self._files:
-            with contextlib.suppress(OSError, pa.ArrowException):
-                Folder(self._targets.folder).filesystem.delete_file(file.path)
+            Folder(self._targets.folder).remove(file.path)
 
     def _finish_file(self) -> None:
         """Finishes the present file, if it has rows. The next row begins another one."""
@@ -259,9 +258,6 @@ class _StagedTable:
             self._writer = DataFileWriter(Folder(self._targets.folder), path, waiting[0].schema)
         self._writer.write(pa.Table.from_batches(waiting))
 
-    def _schema(self) -> pa.Schema:
-        return pa.schema([STAGED_ANCHORS, *((name, arrow_type(kind)) for name, kind in self._columns.items())])
-
 
 def _anchor_column(
     numbers: Sequence[EdgeNumbers], edges: Resolved, topic_partitions: Sequence[TopicPartition]
@@ -280,18 +276,6 @@ def _anchor_column(
     return pa.ListArray.from_arrays(pa.array(np.append(np.int32(0), ends)), structs)
 
 
-def _anchors(edges: Edges, topic_partitions: Sequence[TopicPartition]) -> list[dict[str, Any]]:
-    return [
-        {
-            "topic": topic_partitions[root.tp].topic,
-            "partition": topic_partitions[root.tp].partition,
-            "offset": root.offset,
-            "attempt": root.attempt,
-        }
-        for root, _ in edges
-    ]
-
-
 def _bytes(value: Any) -> bytes | None:
     """Returns the key or value of a message: bytes and text as they are, and anything else as JSON."""
     if value is None or type(value) is bytes:
@@ -308,6 +292,8 @@ def _headers(edges: Edges, turn: TurnId, topic_partitions: Sequence[TopicPartiti
         ("epoch", turn.epoch),
         ("turn", turn.n),
     ]
-    for anchor in _anchors(edges, topic_partitions):
-        headers += anchor.items()
+    for root, _ in edges:
+        tp = topic_partitions[root.tp]
+        headers += [("topic", tp.topic), ("partition", tp.partition)]
+        headers += [("offset", root.offset), ("attempt", root.attempt)]
     return [(f"ackline.{name}", str(value).encode()) for name, value in headers]

@@ -51,19 +51,19 @@ class Root(NamedTuple):
 Edges = tuple[tuple[Root, int], ...]
 """The roots of a tuple, each with the id of the edge that leads to the tuple."""
 
-_COLUMNS = (
-    ("step", "int", pa.int32()),
-    ("stream", "int", pa.int32()),
-    ("tp", "int", pa.int32()),
-    ("offset", "long", pa.int64()),
-    ("attempt", "int", pa.int32()),
-    ("edge", "long", pa.int64()),
-    ("edges", "binary", pa.binary()),
-    ("key", "binary", pa.binary()),
-    ("payload", "binary", pa.binary()),
+ROWS_SCHEMA = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("stream", pa.int32()),
+        ("tp", pa.int32()),
+        ("offset", pa.int64()),
+        ("attempt", pa.int32()),
+        ("edge", pa.int64()),
+        ("edges", pa.binary()),
+        ("key", pa.binary()),
+        ("payload", pa.binary()),
+    ]
 )
-ROWS_DDL = ", ".join(f"`{name}` {kind}" for name, kind, _ in _COLUMNS)
-ROWS_SCHEMA = pa.schema([(name, kind) for name, _, kind in _COLUMNS])
 
 
 def rows_of(columns: dict[str, Any], count: int) -> pa.RecordBatch:

@@ -24,12 +24,12 @@ from ackline.worker.records import Int64s, Records
 from ackline.worker.run import TaskRun, check_start, ignore_ctrl_c, naming_host
 from ackline.worker.settings import TaskSettings, manifest
 from ackline.worker.streams import CallHandler, load_call
+from ackline.worker.trees.answers import Input, input_of
 from ackline.worker.trees.batch import Ended, Outbox
 from ackline.worker.trees.calls import Seeds, rarer_collection
 from ackline.worker.trees.events import Events, outcome_of_root, stories_of_acked
 from ackline.worker.trees.isolated import CALLS_A_REQUEST, IsolatedTreeCalls, tree_calls
 from ackline.worker.trees.output_rows import OutputRows
-from ackline.worker.trees.payload import Input, input_of
 from ackline.worker.trees.rows import UNTRACKED, EdgeNumbers, Edges, seed_of
 
 _PORTION = 500
