@@ -13,7 +13,7 @@ from ackline.actions import void
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.outcomes import Outcome
 from ackline.outputs.turn import publish_settled
-from ackline.pipeline.outputs import OutputsOfTurn
+from ackline.pipeline.outputs import OutputsOfTurn, TableOfTurn
 from tests.outputs.kept_lane import NOW, TABLE, Lane, lane_with_rows
 
 
@@ -35,7 +35,9 @@ def test_what_can_be_published_is_published_and_the_rest_is_named(tmp_path: Path
     lane = lane_with_rows(tmp_path, Outcome.ACKED, Outcome.ACKED)
     outputs = OutputsOfTurn.decode(lane.store.settlements[lane.turn])
     away = f"file://{tmp_path}/shop/.staging/live-0-1/0-b0.parquet/away"  # no table can be below a file
-    lane.store.settlements[lane.turn] = replace(outputs, tables={away: 5, **outputs.tables}).encode()
+    lane.store.settlements[lane.turn] = replace(
+        outputs, tables={away: TableOfTurn(None, 5, None), **outputs.tables}
+    ).encode()
     adapters, newest = adapters_of(lane)
     with pytest.raises(FatalError, match=r"can't be used.* give them up with `ackline void shop --give-up TABLE "):
         publish_settled(adapters, newest)
@@ -64,7 +66,9 @@ def test_no_row_is_given_up_of_a_table_that_was_not_named_and_that_can_be_mended
     lane = lane_with_rows(tmp_path, Outcome.ACKED)
     outputs = OutputsOfTurn.decode(lane.store.settlements[lane.turn])
     away = f"file://{tmp_path}/shop/.staging/live-0-1/0-b0.parquet/away"
-    lane.store.settlements[lane.turn] = replace(outputs, tables={away: 5, **outputs.tables}).encode()
+    lane.store.settlements[lane.turn] = replace(
+        outputs, tables={away: TableOfTurn(None, 5, None), **outputs.tables}
+    ).encode()
     adapters, newest = adapters_of(lane)
     with pytest.raises(FatalError, match=r"can't be published to file:.*away either, so no rows were given up"):
         void.drop_outputs(adapters, lane.turn, [TABLE], "why")

@@ -10,6 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 from ackline.errors import ConfigError, LedgerError, TooManyFailures
 from ackline.local.broker import Broker
 from ackline.outputs.turn import store_manifest
+from ackline.pipeline.outputs import OutputsOfTurn
 from ackline.steps import plan as planning
 from ackline.steps import replay, settle
 from ackline.steps.replay import job_of
@@ -55,7 +56,8 @@ PLACES = [
     "ackline.steps.replay.add_actions",
     "ackline.steps.settle.settle_turn",
     "ackline.steps.settle.publish_settled",
-    "ackline.tables.publish._write",
+    "ackline.tables.publish._write_files",
+    "ackline.tables.store.LedgerStore.store_settlement",
     "ackline.tables.output_table.OutputTable.append",
     "ackline.outputs.turn.remove_staged",
     "ackline.kafka.group.Group.commit",
@@ -91,14 +93,14 @@ def test_s68_of_two_drivers_the_rows_of_the_one_whose_outcomes_count_are_publish
         for adapters in (a, b):
             job = job_of(adapters, plan)
             result = adapters.run_job(lane.spark, job, None)
-            outputs = store_manifest(adapters, plan, job, result)
-            report = replay.task_report(adapters, plan, result, outputs)
-            stored.append((adapters, report, replay.add_actions(plan, result)))
-        for adapters, report, files in reversed(stored):
-            assert adapters.store.store_outcomes(plan.turn, files, report) is (adapters is b)
+            execution = store_manifest(adapters, plan, job, result)
+            report = replay.task_report(adapters, plan, result)
+            stored.append((adapters, execution, report, replay.add_actions(plan, result)))
+        for adapters, execution, report, files in reversed(stored):
+            assert adapters.store.store_outcomes(plan.turn, files, report, execution) is (adapters is b)
         settlement = settle.settle(a).stored
         assert settlement is not None
-        assert settlement.outputs == stored[1][1].outputs != stored[0][1].outputs
+        assert OutputsOfTurn.decode(settlement.outputs).execution == stored[1][1] != stored[0][1]
     assert len(rows_of(lane, "order_totals")) == 1
     assert staged(lane) == []
     lane.judge(settled=True)

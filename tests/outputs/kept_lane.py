@@ -1,5 +1,6 @@
 """A lane whose records in flight have rows that wait, on real tables, and the model that it is compared with."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,14 +20,22 @@ from ackline.ledger.pending import Pending, PendingKind, PendingRuns
 from ackline.ledger.turns import TurnId, TurnKind
 from ackline.outputs.checks import folder_name, staging_root
 from ackline.outputs.keep import settled_outputs
-from ackline.outputs.turn import publish_settled
+from ackline.outputs.turn import manifest_name, publish_settled
 from ackline.pipeline.output_columns import STAGED_ANCHORS
-from ackline.pipeline.outputs import OutputsOfTurn, StagedFile, StagedOutputs, StagedTable, kept_after, without_effect
+from ackline.pipeline.outputs import (
+    OutputBlock,
+    OutputsOfTurn,
+    StagedFile,
+    StagedOutputs,
+    StagedTable,
+    kept_after,
+    without_effect,
+)
+from ackline.pipeline.topology import topology
 from ackline.tables import kept_rows
 from ackline.tables.files import DataFileWriter
 from ackline.tables.folder import Folder
 from ackline.tables.output_table import OutputTable
-from ackline.tables.publish import application_of
 from ackline.tables.turn_outcomes import TurnOutcomes
 
 ROWS = pa.schema(
@@ -61,8 +70,24 @@ class Store:
     rows: dict[TurnId, list[OutcomeRow]] = field(default_factory=dict)
     settlements: dict[TurnId, str] = field(default_factory=dict)
 
+    executions: dict[TurnId, int] = field(default_factory=dict)
+    dropped: set[tuple[TurnId, str]] = field(default_factory=set)
+
     def ledger_id(self) -> str:
         return self.ledger
+
+    def newest(self) -> Any:
+        turn = max(self.settlements, key=lambda turn: (turn.epoch, turn.n), default=None)
+        return None if turn is None else SimpleNamespace(turn=turn, outputs=self.settlements[turn], partitions={})
+
+    def execution_of(self, turn: TurnId) -> int | None:
+        return self.executions.get(turn)
+
+    def given_up(self, turn: TurnId) -> set[str]:
+        return {table for of, table in self.dropped if of == turn}
+
+    def store_give_up(self, turn: TurnId, table: str) -> None:
+        self.dropped.add((turn, table))
 
     def is_settled(self, turn: TurnId) -> bool:
         return turn in self.settlements
@@ -106,7 +131,9 @@ class Lane:
 
     @property
     def adapters(self) -> Any:
-        return SimpleNamespace(store=self.store, pipeline=SimpleNamespace(name="shop"))
+        blocks = [OutputBlock.model_validate({"from": "source.totals", "table": TABLE})]
+        pipeline = SimpleNamespace(name="shop", topology=topology([], blocks))
+        return SimpleNamespace(store=self.store, pipeline=pipeline)
 
     def partitions(self) -> Any:
         """The partition as a settlement holds it, with the records that are in flight."""
@@ -134,12 +161,12 @@ class Lane:
             start, end = sorted(self.random.choices(range(self.offsets + 1), k=2))
             rows.append(OutcomeRow(start, 0, Outcome.SKIPPED, NOW, None, end + 1))
         self.store.rows[self.turn] = rows
-        named = self._stage(staged)
+        self._stage(staged)
         outputs = self.store.settlements.get(before, "")
         if kind == "void":
             self.store.settlements[self.turn] = without_effect(outputs)
         else:
-            self._settle(plan_of(self.turn, plan_kind), SimpleNamespace(outputs=outputs), named, rows)
+            self._settle(plan_of(self.turn, plan_kind), SimpleNamespace(turn=before, outputs=outputs), rows)
             self._model(staged, rows, plan_kind)
         self._publish(plan_kind)
 
@@ -165,24 +192,23 @@ class Lane:
         chosen = [(offset, self.random.choice(list(kinds))) for offset in waiting if self.random.random() < 0.4]
         return [OutcomeRow(offset, 1, kinds[kind], NOW, answer=kind) for offset, kind in chosen]
 
-    def _stage(self, rows: Sequence[Row], executions: Sequence[str] = ("a", "b")) -> str:
-        """Stages rows as the tasks of two executions do. Returns what outcomes n name: the second one."""
-        named = ""
+    def _stage(self, rows: Sequence[Row], executions: Sequence[int] = (10, 11)) -> None:
+        """Stages rows as the tasks of two executions do. Outcomes n name the second one."""
+        self.store.executions.pop(self.turn, None)
         folder = f"{staging_root(self.adapters)}/{folder_name(self.turn)}"
         for execution in executions if rows else ():
             files: list[StagedFile] = []
             for part in (rows[::2], rows[1::2]):
                 if part:
-                    path = f"0-{execution}{len(files)}.parquet"
+                    path = f"0-{execution:x}{len(files)}.parquet"
                     writer = DataFileWriter(Folder(folder), path, table_of(part).schema)
                     writer.write(table_of(part), row_group_size=2)
                     files.append(StagedFile(0, path, writer.finish().size, len(part)))
-            staged = StagedOutputs(execution, [StagedTable(TABLE, COLUMNS, (), files)])
-            Folder(folder).write_durably(f"execution-{execution}.json", staged.encode().encode())
-            named = OutputsOfTurn.of(application_of(self.store.ledger, self.turn), staged).encode()
-        return named
+            staged = StagedOutputs([StagedTable(TABLE, COLUMNS, (), files)])
+            Folder(folder).write_durably(manifest_name(execution), staged.encode().encode())
+            self.store.executions[self.turn] = execution
 
-    def _settle(self, plan: Any, before: Any, named: str, rows: Sequence[OutcomeRow]) -> None:
+    def _settle(self, plan: Any, before: Any, rows: Sequence[OutcomeRow]) -> None:
         outcomes = TurnOutcomes({TP: [row for row in rows if row.outcome is not Outcome.ACKED or row.answer]}, {}, {})
         before.partitions = self.partitions()
         self.pending |= {row.offset for row in rows if row.attempt and row.outcome is Outcome.IN_FLIGHT}
@@ -194,9 +220,9 @@ class Lane:
         stored: list[str] = []
         for _ in range(self.random.choice((1, 1, 2))):  # two that settle at once: one of them stores its settlement
             with killing(self):
-                stored.append(settled_outputs(self.adapters, plan, before, settled, named, outcomes))
+                stored.append(settled_outputs(self.adapters, plan, before, settled, outcomes))
         if not stored:
-            stored.append(settled_outputs(self.adapters, plan, before, settled, named, outcomes))
+            stored.append(settled_outputs(self.adapters, plan, before, settled, outcomes))
         self.store.settlements[plan.turn] = self.random.choice(stored)
 
     def _publish(self, kind: TurnKind) -> None:
@@ -252,7 +278,9 @@ class Lane:
 
 def plan_of(turn: TurnId, kind: TurnKind = TurnKind.RUN, **more: Any) -> Any:
     """The plan of a turn, as far as outputs need it."""
-    return SimpleNamespace(turn=turn, kind=kind, **{"empty": False, "settings": {}, "partitions": {}, **more})
+    return SimpleNamespace(
+        turn=turn, kind=kind, **{"empty": False, "settings": {"outputs": [TABLE]}, "partitions": {}, **more}
+    )
 
 
 def table_of(rows: Sequence[Row]) -> pa.Table:
@@ -293,32 +321,35 @@ class killing:  # noqa: N801 - used as a function
 
 
 def staged_turn(
-    root: Path, *outcomes: Outcome, ledger: str = "ledger", execution: str = "b"
-) -> tuple[Lane, str, list[OutcomeRow]]:
-    """A lane in turn 1 with a record and a staged row for each outcome, what outcomes 1 name, and their rows."""
+    root: Path, *outcomes: Outcome, ledger: str = "ledger", execution: int = 11
+) -> tuple[Lane, list[OutcomeRow]]:
+    """A lane in turn 1 with a record and a staged row for each outcome, and the rows of outcomes 1."""
     store = Store(str(root), ledger=ledger)
     lane = Lane(store, Random(1), kills=False, turn=TurnId("shop", "live", 0, 1))
     staged = [Row(number, {number: outcome}) for number, outcome in enumerate(outcomes)]
-    named = lane._stage(staged, ("a", execution))
-    return lane, named, [OutcomeRow(number, 1, outcome, NOW) for number, outcome in enumerate(outcomes)]
+    lane._stage(staged, (10, execution))
+    return lane, [OutcomeRow(number, 1, outcome, NOW) for number, outcome in enumerate(outcomes)]
 
 
 def lane_with_rows(root: Path, *outcomes: Outcome) -> Lane:
     """A lane after a turn with a record and a row for each outcome."""
-    lane, named, rows = staged_turn(root, *outcomes)
-    turn_of(lane, rows, named)
+    lane, rows = staged_turn(root, *outcomes)
+    turn_of(lane, rows)
     return lane
 
 
-def turn_of(lane: Lane, rows: list[OutcomeRow], named: str = "", before: str = "") -> OutputsOfTurn:
+def turn_of(lane: Lane, rows: list[OutcomeRow], before: str = "") -> OutputsOfTurn:
     """Settles the lane's turn with these rows. Returns what the settlement holds of outputs."""
     lane.store.rows[lane.turn] = rows
-    lane._settle(plan_of(lane.turn), SimpleNamespace(outputs=before), named, rows)
-    return OutputsOfTurn.decode(lane.store.settlements[lane.turn])
+    of_before = SimpleNamespace(turn=lane.turn._replace(n=lane.turn.n - 1), outputs=before)
+    lane._settle(plan_of(lane.turn), of_before, rows)
+    outputs = lane.store.settlements[lane.turn]
+    return OutputsOfTurn.decode(outputs) if outputs else OutputsOfTurn("")
 
 
 def table_of_a_user(lane: Lane) -> OutputTable:
-    """The output table, made by a user with another type of the column."""
+    """The output table, made anew by a user with another type of the column."""
+    shutil.rmtree(f"{lane.store.root}/shop/outputs", ignore_errors=True)
     other = OutputTable(f"{lane.store.root}/shop/outputs/{TABLE}", {"value": "string"})
     assert other.append([], "a user", 1)
     return other

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from ackline.errors import LedgerError
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import TurnId, TurnKind
 from ackline.outputs.checks import check_outputs_of, output_targets
-from ackline.outputs.turn import find_outputs, read_manifest, remove_staged, store_manifest
+from ackline.outputs.turn import remove_staged, staged_tables, store_manifest
 from ackline.pipeline.outputs import OutputBlock, OutputsOfTurn, StagedFile, StagedTable
 from ackline.pipeline.topology import topology
 from ackline.worker.settings import OutputTargets
@@ -25,7 +24,7 @@ TABLES = [{"from": "source.a", "table": "a"}, {"from": "source.b", "table": "b",
 
 def adapters_of(root: Path, *kept: StagedTable) -> Any:
     """A pipeline with two output tables, whose newest settlement keeps these rows."""
-    outputs = OutputsOfTurn("app", "", {}, kept).encode()
+    outputs = OutputsOfTurn("app", kept=kept).encode()
     store = SimpleNamespace(
         root=str(root),
         pipeline="shop",
@@ -59,10 +58,10 @@ def staged(adapters: Any, targets: OutputTargets, *batches: list[Any]) -> list[S
 def named(adapters: Any, targets: OutputTargets, files: list[StagedFile]) -> list[StagedTable]:
     """The tables of the manifest that the driver stores."""
     job: Any = SimpleNamespace(settings=SimpleNamespace(outputs=targets))
-    text = store_manifest(adapters, SimpleNamespace(turn=TURN), job, SimpleNamespace(staged=files))  # type: ignore[arg-type]
-    manifest = read_manifest(adapters, TURN, OutputsOfTurn.decode(text))
-    assert manifest is not None
-    return list(manifest.tables)
+    execution = store_manifest(adapters, SimpleNamespace(turn=TURN), job, SimpleNamespace(staged=files))  # type: ignore[arg-type]
+    tables = staged_tables(adapters, TURN, execution)
+    assert tables is not None
+    return tables
 
 
 def test_the_manifest_names_all_columns_that_the_tasks_of_the_turn_have_inferred(tmp_path: Path) -> None:
@@ -94,24 +93,6 @@ def test_columns_of_a_turn_go_with_the_other_files_of_the_turn(tmp_path: Path) -
     settled: Any = SimpleNamespace(turn=later.turn, outputs="")
     remove_staged(adapters, settled)
     assert not list(tmp_path.rglob("columns-*"))
-
-
-@pytest.mark.parametrize("content", [None, "[", "{}"])
-def test_a_turn_whose_manifest_is_gone_or_damaged_is_not_taken_for_one_without_rows(
-    content: str | None, tmp_path: Path
-) -> None:
-    """The Delta log has expired which execution outcomes n name, so the manifest alone tells what was staged."""
-    adapters = adapters_of(tmp_path)
-    adapters.store.is_settled = lambda _: False
-    folder = tmp_path / "shop" / ".staging" / "live-0-2"
-    folder.mkdir(parents=True)
-    if content is not None:
-        (folder / "execution-1.json").write_text(content)
-    plan: Any = SimpleNamespace(turn=TURN, kind=TurnKind.RUN, empty=False, settings={"outputs": True})
-    with pytest.raises(LedgerError, match=r"the manifest of the turn.* `ackline void shop"):
-        find_outputs(adapters, plan)
-    plan.settings["guarantee"] = "at_most_once"  # a turn that is recorded as lost has no manifest
-    assert find_outputs(adapters, plan) == ""
 
 
 def test_a_preview_writes_nothing_to_find_out_whether_it_may_write(

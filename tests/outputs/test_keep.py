@@ -18,7 +18,7 @@ from ackline.ledger.offsets import OffsetRange, ValuedRange
 from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
 from ackline.ledger.turns import TurnKind
 from ackline.outputs.turn import publish_settled, store_plan
-from ackline.pipeline.outputs import OutputsOfTurn, kept_after
+from ackline.pipeline.outputs import OutputsOfTurn, TableOfTurn, kept_after
 from ackline.tables import kept_rows
 from tests.outputs.kept_lane import (
     NOW,
@@ -91,7 +91,7 @@ def after_a_skip(tmp_path: Path, offset: int) -> tuple[str, str]:
         path.unlink()
     lane.turn = lane.turn._replace(n=2)
     lane.store.rows[lane.turn] = rows = [OutcomeRow(offset, 0, Outcome.SKIPPED, NOW, None, 9)]
-    lane._settle(plan_of(lane.turn, TurnKind.SKIP), SimpleNamespace(outputs=before), "", rows)
+    lane._settle(plan_of(lane.turn, TurnKind.SKIP), SimpleNamespace(turn=lane.turn._replace(n=1), outputs=before), rows)
     return before, lane.store.settlements[lane.turn]
 
 
@@ -145,12 +145,87 @@ def skip(lane: Lane, to: int, retries: Any = ()) -> Any:
     return plan_of(lane.turn, TurnKind.SKIP, partitions={TP: planned})
 
 
+def final_files(root: Path) -> list[Path]:
+    """The data files of the output table."""
+    return list((root / "shop" / "outputs" / TABLE).glob("*.parquet"))
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"{")])
-def test_a_settled_turn_whose_manifest_is_lost_is_an_error_with_a_way_out(tmp_path: Path, damage: Any) -> None:
+def test_a_settled_turn_is_published_from_what_is_left_of_its_files_and_is_an_error_without_any(
+    tmp_path: Path, damage: Any
+) -> None:
     lane = lane_with_rows(tmp_path, Outcome.ACKED)
-    damage(tmp_path / "shop" / ".staging" / "live-0-1" / "execution-b.json")
+    manifest = tmp_path / "shop" / ".staging" / "live-0-1" / "execution-0000000b.json"
+    content = manifest.read_bytes()
+    for path in final_files(tmp_path):
+        path.unlink()  # as a vacuum of its user does
+    damage(manifest)
     with pytest.raises(LedgerError, match=r"staged rows in .* are gone.* `ackline void shop --give-up TABLE --reason"):
         publish_settled(lane.adapters, newest_of(lane))
+    manifest.write_bytes(content)
+    publish_settled(lane.adapters, newest_of(lane))
+    assert DeltaTable(f"{tmp_path}/shop/outputs/{TABLE}").to_pyarrow_table().num_rows == 1
+
+
+def test_a_settled_turn_needs_no_staged_rows_to_be_published(tmp_path: Path) -> None:
+    lane = lane_with_rows(tmp_path, Outcome.ACKED)
+    shutil.rmtree(tmp_path / "shop" / ".staging" / "live-0-1")
+    publish_settled(lane.adapters, newest_of(lane))
+    assert DeltaTable(f"{tmp_path}/shop/outputs/{TABLE}").to_pyarrow_table().num_rows == 1
+
+
+def test_a_turn_is_settled_only_once_its_rows_are_in_files_of_their_tables_and_publishing_names_these(
+    tmp_path: Path,
+) -> None:
+    lane, rows = staged_turn(tmp_path, *STAGED_ONLY)
+    outputs = turn_of(lane, rows)
+    [file] = outputs.tables[TABLE].files or ()
+    table = DeltaTable(f"{tmp_path}/shop/outputs/{TABLE}")
+    assert ([path.name for path in final_files(tmp_path)], table.file_uris()) == ([file.path], [])
+    publish_settled(lane.adapters, newest_of(lane))
+    table.update_incremental()
+    assert [Path(uri).name for uri in table.file_uris()] == [file.path]
+    assert table.transaction_version(outputs.application) == outputs.number
+
+
+def next_turn(lane: Lane, offset: int) -> None:
+    """Settles and publishes one more turn with a row of an acked record."""
+    before = lane.store.settlements[lane.turn]
+    lane.turn = lane.turn._replace(n=lane.turn.n + 1)
+    lane._stage([Row(offset, {offset: Outcome.ACKED})])
+    turn_of(lane, [OutcomeRow(offset, 1, Outcome.ACKED, NOW)], before)
+    publish_settled(lane.adapters, newest_of(lane))
+
+
+@pytest.mark.parametrize("later", [1, 2])
+def test_a_ledger_that_is_older_than_an_output_table_stops_before_its_turn_is_settled(
+    tmp_path: Path, later: int
+) -> None:
+    """Its turns take numbers again that the table has, with other rows: without the check none would be published."""
+    lane = lane_with_rows(tmp_path, Outcome.ACKED)
+    publish_settled(lane.adapters, newest_of(lane))
+    copy, settlements = lane.turn, dict(lane.store.settlements)
+    for number in range(later):
+        next_turn(lane, 7 + number)
+    lane.turn, lane.store.settlements = copy, settlements
+    with pytest.raises(
+        LedgerError, match=r"table totals holds turn \d of lane live, .*older copy of the ledger.*reset"
+    ):
+        next_turn(lane, 9)
+
+
+def test_an_output_table_that_is_older_than_the_ledger_stops_the_lane_before_its_turn_is_settled(
+    tmp_path: Path,
+) -> None:
+    lane = lane_with_rows(tmp_path, Outcome.ACKED)
+    publish_settled(lane.adapters, newest_of(lane))
+    shutil.copytree(tmp_path / "shop" / "outputs", tmp_path / "copy")
+    for number in (7, 8):
+        next_turn(lane, number)
+    shutil.rmtree(tmp_path / "shop" / "outputs")
+    shutil.move(tmp_path / "copy", tmp_path / "shop" / "outputs")
+    with pytest.raises(LedgerError, match=r"holds turn 1 .* has published turn 3 there: the table is an older copy"):
+        next_turn(lane, 9)
 
 
 STAGED_ONLY = (Outcome.ACKED, Outcome.ACKED)
@@ -158,35 +233,35 @@ STAGED_ONLY = (Outcome.ACKED, Outcome.ACKED)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
-@pytest.mark.parametrize("name", ["0-b0.parquet", "execution-b.json"])
+@pytest.mark.parametrize("name", ["0-b0.parquet", "execution-0000000b.json"])
 def test_staged_rows_that_are_gone_stop_the_turn_before_its_settlement(tmp_path: Path, name: str, damage: Any) -> None:
     """It can still be voided and replayed then. Once it is settled, nothing would publish it."""
-    lane, named, rows = staged_turn(tmp_path, *STAGED_ONLY)
+    lane, rows = staged_turn(tmp_path, *STAGED_ONLY)
     damage(tmp_path / "shop" / ".staging" / "live-0-1" / name)
     with pytest.raises(
         LedgerError, match=r"turn 1 .* can't be settled: staged rows below .* `ackline void shop --reason"
     ):
-        turn_of(lane, rows, named)
+        turn_of(lane, rows)
     lane.store.settlements[lane.turn] = "of another process, which has published it"
-    turn_of(lane, rows, named)
+    turn_of(lane, rows)
 
 
 def test_at_most_once_a_turn_whose_staged_rows_are_gone_is_settled(tmp_path: Path) -> None:
     """A reported turn can't be voided there. The group has passed its records."""
-    lane, named, rows = staged_turn(tmp_path, *STAGED_ONLY)
+    lane, rows = staged_turn(tmp_path, *STAGED_ONLY)
     for path in tmp_path.rglob("0-b*.parquet"):
         path.unlink()
     lane.store.rows[lane.turn] = rows
-    plan = plan_of(lane.turn, settings={"guarantee": "at_most_once"})
-    lane._settle(plan, SimpleNamespace(outputs=""), named, rows)
-    assert OutputsOfTurn.decode(lane.store.settlements[lane.turn]).tables == {TABLE: 2}
+    plan = plan_of(lane.turn, settings={"guarantee": "at_most_once", "outputs": [TABLE]})
+    lane._settle(plan, SimpleNamespace(turn=lane.turn._replace(n=0), outputs=""), rows)
+    assert OutputsOfTurn.decode(lane.store.settlements[lane.turn]).tables == {TABLE: TableOfTurn(None, 2, None)}
 
 
 def test_staged_rows_that_do_not_fit_the_table_any_more_stop_the_turn_before_its_settlement(tmp_path: Path) -> None:
-    lane, named, rows = staged_turn(tmp_path, *STAGED_ONLY)
+    lane, rows = staged_turn(tmp_path, *STAGED_ONLY)
     table_of_a_user(lane)
     with pytest.raises(ConfigError, match=r"wait for the table totals, and their columns differ .* \(value\)"):
-        turn_of(lane, rows, named)
+        turn_of(lane, rows)
     assert lane.turn not in lane.store.settlements
 
 
@@ -217,8 +292,8 @@ def test_a_ledger_that_takes_a_number_again_publishes_its_rows(tmp_path: Path, l
     lane = lane_with_rows(tmp_path, Outcome.ACKED, Outcome.ACKED)
     publish_settled(lane.adapters, newest_of(lane))
     shutil.rmtree(tmp_path / "shop" / "outputs")
-    again, named, rows = staged_turn(tmp_path, Outcome.ACKED, ledger=ledger, execution="c")
-    turn_of(again, rows, named)
+    again, rows = staged_turn(tmp_path, Outcome.ACKED, ledger=ledger, execution=12)
+    turn_of(again, rows)
     publish_settled(again.adapters, newest_of(again))
     assert DeltaTable(f"{tmp_path}/shop/outputs/{TABLE}").to_pyarrow_table().num_rows == 1
 
@@ -229,7 +304,8 @@ def test_a_process_that_publishes_late_does_not_make_a_later_turn_look_unpublish
     publish_settled(lane.adapters, late)
     lane.turn = lane.turn._replace(n=2)
     row = Row(7, {7: Outcome.ACKED})
-    turn_of(lane, [OutcomeRow(7, 1, Outcome.ACKED, NOW)], lane._stage([row]))
+    lane._stage([row])
+    turn_of(lane, [OutcomeRow(7, 1, Outcome.ACKED, NOW)], lane.store.settlements[late.turn])
     publish_settled(lane.adapters, newest_of(lane))
     publish_settled(lane.adapters, late)
     shutil.rmtree(tmp_path / "shop" / "outputs")  # by its user

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ackline.pipeline.output_columns import arrow_type, as_row, fit_rows, infer_columns, type_text
-from ackline.pipeline.outputs import OutputBlock, output_folder
+from ackline.pipeline.outputs import ROW_COLUMNS, OutputBlock, output_folder
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,13 @@ def test_names_that_no_delta_table_has_are_not_inferred() -> None:
     assert infer_columns([{"": 1, "a b": 1, 5: 1, "_turn": 1, "Ok": 1, "oK": "x", "x" * 256: 1, "\ud800": 1}]) == {
         "Ok": "long"
     }
+
+
+@pytest.mark.parametrize("name", [*(name.title() for name in ROW_COLUMNS), "_OFFSET", "a\0b", "a\x7f", "a\x85", "a\r"])
+def test_a_field_that_delta_takes_for_a_column_of_ours_or_can_not_name_fails_its_record_alone(name: str) -> None:
+    columns = infer_columns([{name: 1, "id": 2}])
+    assert columns == {"id": "long"}
+    assert fit_rows([{name: 1, "id": 2}, {"id": 3}], columns)[1] == {0: "it has a field that is no column there"}
 
 
 def test_a_value_that_is_no_mapping_is_the_column_value() -> None:

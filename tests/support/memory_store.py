@@ -154,7 +154,9 @@ class MemoryStore(LedgerStore):
         """Stores the decisions of settle, also if there are none; returns False if the number is taken."""
         rows = {tp: tuple(decided) for tp, decided in sorted(decisions.items())}
         files = [OutcomesFile(plan.turn, rows)] if rows else []
-        return self._put("outcomes", plan.turn, "decisions", files, answers.encode() if answers else None)
+        application, note = self._application(plan.turn.epoch, "decisions"), answers.encode() if answers else None
+        more = self._position_numbers(plan.turn, answers.position) if answers else {}
+        return self.tables["outcomes"].put(files, application, plan.turn.n, note, more)
 
     def void_turns(self, epoch: int) -> set[int]:
         """Returns the numbers of the turns of an epoch that were closed as void."""
@@ -195,8 +197,8 @@ class MemoryStore(LedgerStore):
         return self._put("settlements", settlement.turn, "settlement", in_order, note)
 
     def _store_marker(self, plan: Plan, marker: Marker, kind: str, also: str | None = None) -> bool:
-        n, (application, *more) = plan.turn.n, [self._application(plan.turn.epoch, k) for k in (kind, also) if k]
-        return self.tables["plans"].put(marker, application, n, more=more)
+        more = {self._application(plan.turn.epoch, also): plan.turn.n} if also else {}
+        return self.tables["plans"].put(marker, self._application(plan.turn.epoch, kind), plan.turn.n, more=more)
 
     def _marker(self, turn: TurnId, kind: MarkerKind) -> Marker | None:
         self._hook("marker", READ)

@@ -52,6 +52,10 @@ class _State:
         self._numbers = dict(world.tables.numbers[table.name])
         self._table = table
 
+    @property
+    def transactions(self) -> dict[str, int]:
+        return self._numbers
+
     def version_of(self, application: str) -> int | None:
         number = self._numbers.get(application)
         if number is not None:
@@ -91,7 +95,7 @@ class MemoryTable(AuditTable):
         application: str,
         number: int,
         note: str | None = None,
-        more: Sequence[str] = (),
+        more: Mapping[str, int] | None = None,
         remove: object = None,
     ) -> bool:
         """Appends rows of `outcomes`, or files that tasks have written; returns False if the number is taken."""
@@ -104,8 +108,10 @@ class MemoryTable(AuditTable):
         self.hook("note", READ)
         return self.world.tables.notes.get((application, number))
 
-    def put(self, value: Any, application: str, number: int, note: str | None = None, more: Sequence[str] = ()) -> bool:
-        """Appends a value as `number` of `application` and of `more`; returns False if the number is taken.
+    def put(
+        self, value: Any, application: str, number: int, note: str | None = None, more: Mapping[str, int] | None = None
+    ) -> bool:
+        """Appends a value as `number` of `application` and sets the numbers `more`; returns False if it is taken.
 
         Raises FatalError for the fault "refused", which stores nothing, and for "unanswered", which stores the value.
         """
@@ -119,8 +125,7 @@ class MemoryTable(AuditTable):
         self.note_settlement(application, number)
         if won:
             numbers = self.world.tables.numbers[self.name]
-            for name in (application, *more):
-                numbers[name] = max(number, numbers.get(name, number))
+            numbers.update({application: number} | dict(more or {}))
             self._keep(value, application, number)
             if note is not None:
                 self.world.tables.notes[application, number] = note

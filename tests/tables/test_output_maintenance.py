@@ -17,6 +17,7 @@ from ackline.tables.compaction import Compactor, fragmented, joined, remove_file
 from ackline.tables.maintenance import maintain, torn_files
 from ackline.tables.object_store import options_of
 from ackline.tables.output_table import OF_ROW, OutputTable
+from ackline.tables.publish import entries
 from ackline.tables.store import LedgerStore
 from tests.tables.lane_rows import settlement
 from tests.tables.roots import EVERYWHERE, ON_DISK
@@ -43,7 +44,8 @@ def opened_anew(table: OutputTable) -> OutputTable:
 
 def publish(table: OutputTable, *turns: int) -> list[bool]:
     """Publishes a row a day for each turn, as settle does. Returns which turns the table has taken."""
-    return [table.append(list(publish_outputs._write(table, iter([rows_of_turn(n)]))), APPLICATION, n) for n in turns]
+    files = {n: entries(publish_outputs._write_files(table, rows_of_turn(n))) for n in turns}
+    return [table.append(files[n], APPLICATION, n << 32) for n in turns]
 
 
 def rows_of_turn(n: int) -> pa.Table:

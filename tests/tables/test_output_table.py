@@ -15,6 +15,7 @@ from ackline.tables import publish as publish_outputs
 from ackline.tables.folder import Folder
 from ackline.tables.object_store import options_of
 from ackline.tables.output_table import OF_ROW, WRITABLE_FEATURES, OutputTable
+from ackline.tables.publish import entries
 from tests.tables.roots import EVERYWHERE
 from tests.tables.spark_statements import spark
 
@@ -51,7 +52,7 @@ def publish(uri: str, *turns: int) -> None:
     for n in turns:
         row = {"_topic": "orders", "_partition": 0, "_offset": n, "_attempt": 1, "_lane": "live", "_epoch": 0}
         rows = pa.Table.from_pylist([{**row, "_turn": n, "_anchors": [], "n": n}], schema)
-        assert table.append(list(publish_outputs._write(table, iter([rows]))), "ackline/output", n)
+        assert table.append(entries(publish_outputs._write_files(table, rows)), "ackline/output", n << 32)
 
 
 def test_each_feature_that_an_output_can_write_is_tried_here() -> None:

@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 from ackline.errors import ConfigError
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.turns import TurnId
-from ackline.outputs import keep
+from ackline.ledger.turns import TurnId, number_of
+from ackline.outputs.turn import publish_table
 from ackline.pipeline.output_columns import STAGED_ANCHORS, arrow_type
 from ackline.pipeline.outputs import ROW_COLUMNS, OutputsOfTurn, StagedFile, StagedTable
 from ackline.tables import append, publish
 from ackline.tables.files import DataFileWriter
 from ackline.tables.folder import Folder
-from ackline.tables.kept_rows import KeptRows, keep_rows
+from ackline.tables.kept_rows import keep_rows
 from ackline.tables.object_store import options_of
 from ackline.tables.output_table import OF_ROW, OutputTable, check_columns, partition_path
-from ackline.tables.publish import AttemptOutcomes, table_of
+from ackline.tables.publish import AttemptOutcomes, entries, table_of, write_table
 from tests.outputs.kept_lane import ROWS, TP, Store
 from tests.tables.roots import EVERYWHERE, ON_DISK
 
@@ -140,8 +140,8 @@ def test_a_partitioned_table_takes_a_turn_once_and_any_reader_reads_it(tmp_path:
     rows = publish._published(anchors.append_column("day", pa.array(["x", None, "y"])), TURN, outcomes({A0: "acked"}))
     table = OutputTable(str(tmp_path / "days"), columns, ["day"])
     for expected in (True, False):
-        files = list(publish._write(table, iter([rows])))
-        assert table.append(files, "ackline/id/shop/live/2/output", 7) is expected
+        files = entries(publish._write_files(table, rows))
+        assert table.append(files, "ackline/id/shop/live/2/output", 7 << 32) is expected
     assert OutputTable(table.uri).columns() == columns
     read = DeltaTable(table.uri).to_pyarrow_table().to_pylist()
     assert sorted((row["value"], row["day"], row["_offset"]) for row in read) == [(1, "x", 0), (2, None, 0)]
@@ -225,8 +225,10 @@ def staging(root: str) -> Staging:
 
 def publish_turn(ledger: Any, *sources: StagedTable) -> None:
     """Publishes rows as any process does that meets the settled turn."""
-    outputs = OutputsOfTurn("ackline/id/shop/live/0/output", "", {"totals": len(sources)}, released=sources)
-    publish.publish(ledger, OF_LANE, outputs, None, f"{ledger.root}/shop/.staging", "live-0-7")
+    root, application = Folder(f"{ledger.root}/shop/.staging"), "ackline/id/shop/live/0/output"
+    of_turn = write_table(ledger, OF_LANE, sources, root, AttemptOutcomes.read(ledger, OF_LANE))
+    outputs = OutputsOfTurn(application, number_of(OF_LANE, 1), None, {"totals": of_turn}, released=sources)
+    publish_table(SimpleNamespace(store=ledger), OF_LANE, outputs, "totals")  # type: ignore[arg-type]
 
 
 def delta(table: OutputTable) -> DeltaTable:
@@ -349,17 +351,6 @@ def test_a_new_table_has_the_columns_of_all_rows_that_it_begins_with(ledger: Any
     publish_turn(ledger, *sources)
     expected: list[dict[str, Any]] = [{"sum": 0.5}, {"sum": 1.0, "day": "x"}, {"n": 1, "sum": 1.5}]
     assert rows_of(ledger) == [{"day": None, "n": None, **row} for row in expected]
-
-
-def test_settle_accepts_rows_of_other_columns_that_a_new_table_takes_together(
-    ledger: Any, staging: Staging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows that wait since two turns, of which the second had a field more."""
-    rows = [staging.table([{"sum": 1.0}], {"sum": "double"}, ()), staging.table(TOTALS[:1], OF_TOTALS, ())]
-    monkeypatch.setattr(keep, "is_at_most_once", lambda _: False)
-    keep._check_columns(SimpleNamespace(store=ledger), None, (), KeptRows([], rows, {"totals": 2}))  # type: ignore[arg-type]
-    publish_turn(ledger, *rows)
-    assert rows_of(ledger) == [{"sum": 1.0, "day": None}, {"sum": 0.5, "day": "x"}]
 
 
 def test_a_table_that_another_lane_creates_first_with_other_columns_gets_no_row_that_does_not_fit(

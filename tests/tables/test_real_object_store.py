@@ -119,7 +119,8 @@ def test_published_turns_leave_no_folder_that_each_later_turn_would_list(root: s
         lane.turn = TurnId("shop", LIVE, 0, n)
         outcome = Outcome.IN_FLIGHT if n == 3 else Outcome.ACKED
         before = lane.store.settlements.get(lane.turn._replace(n=n - 1), "")
-        turn_of(lane, [OutcomeRow(n, 1, outcome, NOON)], lane._stage([Row(n, {n: outcome})]), before)
+        lane._stage([Row(n, {n: outcome})])
+        turn_of(lane, [OutcomeRow(n, 1, outcome, NOON)], before)
         publish_settled(lane.adapters, _newest(lane))
     staging = f"{root}/shop/.staging"
     assert folders(staging) == ["live-0-3"], "the rows of turn 3 wait for a record in flight"

@@ -14,7 +14,7 @@ from ackline.cli.app import app
 from ackline.errors import ConfigError
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.turns import Marker, MarkerKind, Plan, Settlement, TurnKind
+from ackline.ledger.turns import AckPosition, AnswerReport, Marker, MarkerKind, Plan, Settlement, TurnKind
 from ackline.tables.layout import all_lanes
 from ackline.tables.maintenance import maintain, open_turns
 from ackline.tables.queries import AuditFilter, audit_rows
@@ -230,3 +230,22 @@ def test_a_file_whose_statistics_rule_a_match_out_is_not_opened(outcomes: AuditT
     assert files({"partition": TP.partition}) == files({"outcome": "dead"}) == files({"turn": 1, "attempt": 1}) == 1
     assert files({"turn": 2}) == files({"topic": "other"}) == 0
     assert files({"error_class": "HTTPError"}) == 2, "it has no statistics"
+
+
+def test_the_position_in_the_ack_topic_and_the_execution_stay_when_the_log_has_expired_the_notes(
+    store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise answers that were applied would be read again, and a renewal would extend its deadline twice."""
+    store.store_plan(plan(1))
+    store.store_outcomes(turn(1), [], execution=0xFFFF_FFFF)
+    position = AckPosition("acks", "a/b+c", {0: 7, 11: 0}, {11: 3})
+    store.store_decisions(plan(1), "run", {}, AnswerReport(position, {"acked": 2}))
+    assert store.answers_of(turn(1)) == AnswerReport(position, {"acked": 2})
+    monkeypatch.setattr(store.outcomes, "note_of", lambda *_: None)
+    assert (store.answers_of(turn(1)), store.execution_of(turn(1))) == (AnswerReport(position), 0xFFFF_FFFF)
+    store.store_outcomes(turn(2), [])
+    store.store_decisions(plan(2), "run", {}, AnswerReport(AckPosition("acks", "a/b+c", {0: 5})))
+    assert store.answers_of(turn(2)) is not None
+    assert store.execution_of(turn(2)) is None
+    store.store_decisions(plan(3), "run", {})
+    assert store.answers_of(turn(3)) is None

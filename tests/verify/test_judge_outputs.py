@@ -141,7 +141,7 @@ def test_i16_real_output_tables_are_judged_by_their_rows_and_their_log(tmp_path:
         of_turn = [row for row in made.rows + other_lane if row["_turn"] == turn]
         # A user's own columns are no concern of the checker.
         data = pa.Table.from_pylist(of_turn, SCHEMA).append_column("sum", pa.array([1.5] * len(of_turn)))
-        transaction = Transaction(APPLICATION, turn)
+        transaction = Transaction(APPLICATION, turn << 32 | 7)
         properties = CommitProperties(app_transactions=[transaction])
         write_deltalake(f"{tmp_path}/orders/outputs/{TABLE}", data, mode="append", commit_properties=properties)
     names = named_in_plans(pa.table({"settings": [SETTINGS, SETTINGS, None, "{}"]}))
@@ -153,7 +153,7 @@ def test_i16_real_output_tables_are_judged_by_their_rows_and_their_log(tmp_path:
 
 def published_at(uri: str, application: str, rows: list[Row]) -> None:
     """Appends rows to a table as one published turn."""
-    properties = CommitProperties(app_transactions=[Transaction(application, 1)])
+    properties = CommitProperties(app_transactions=[Transaction(application, 1 << 32)])
     write_deltalake(uri, pa.Table.from_pylist(rows, SCHEMA), mode="append", commit_properties=properties)
 
 

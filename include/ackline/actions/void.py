@@ -29,14 +29,14 @@ from ackline.lane.claim import close_if_waived, operator_loss, record_lost, repl
 from ackline.lane.plans import Targets
 from ackline.ledger.turns import Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
 from ackline.outputs.checks import folder_name, staging_root
-from ackline.outputs.turn import is_published, mark_as_published, read_manifest
+from ackline.outputs.turn import publish_table
 from ackline.pipeline.outputs import OutputsOfTurn
 from ackline.pipeline.pipeline import is_at_most_once
 from ackline.scrub import scrub_address
 from ackline.steps.settle import settle_turn
 from ackline.tables.errors import folder_errors
 from ackline.tables.folder import Folder
-from ackline.tables.publish import publish, table_of
+from ackline.tables.publish import has_turn
 
 _logger = logging.getLogger(__name__)
 
@@ -222,9 +222,7 @@ def unpublished_turn(adapters: Adapters, tables: Collection[str]) -> Unpublished
     """Returns the newest settled turn with those of `tables` that lack its rows. Stores nothing. Raises ConfigError if
     one of `tables` does not lack them."""
     turn, outputs = _unpublished(adapters)
-    rows = {name: rows for name, rows in outputs.tables.items() if not _has(adapters, name, outputs, turn)}
-    if not rows:
-        raise _nothing_to_drop(adapters)
+    rows = {name: table.rows for name, table in outputs.tables.items()}
     for name in tables:
         if name not in rows:
             raise ConfigError(
@@ -249,42 +247,45 @@ def drop_outputs(adapters: Adapters, turn: TurnId, tables: Collection[str], reas
             f"{turn} is not the newest settled turn any more; {newest} is. No rows were given up. Run this again to "
             f"see what that turn lacks"
         )
-    root = Folder(staging_root(adapters))
     lost: dict[str, str] = {}
     others: dict[str, str] = {}
-    with folder_errors(root.uri):
-        staged = read_manifest(adapters, turn, outputs)
-        for name, rows in outputs.tables.items():
-            of_table = replace(outputs, tables={name: rows})
-            try:
-                publish(adapters.store, turn, of_table, staged, root.uri, folder_name(turn))
-            except TransientError:
-                raise
-            except AcklineError as error:
-                if not _has(adapters, name, outputs, turn):  # another process may have published it meanwhile
-                    (lost if name in tables else others)[name] = str(error)
-        if others:
-            raise FatalError(
-                f"{turn} can't be published to {', '.join(others)} either, so no rows were given up: "
-                f"{'; '.join(others.values())}. Mend that, or name it with --give-up too"
-            )
-        dropped = {name: outputs.tables[name] for name in lost}
-        if lost:
-            record = {"rows_at_most": dropped, "why": lost, "reason": reason, "actor": adapters.actor,
-                      "run_id": adapters.run_id, "at": adapters.now().isoformat()}  # fmt: skip
+    for name in outputs.tables:
+        try:
+            publish_table(adapters, turn, outputs, name)
+        except TransientError:
+            raise
+        except AcklineError as error:
+            (lost if name in tables else others)[name] = str(error)
+    if others:
+        raise FatalError(
+            f"{turn} can't be published to {', '.join(others)} either, so no rows were given up: "
+            f"{'; '.join(others.values())}. Mend that, or name it with --give-up too"
+        )
+    dropped = {name: outputs.tables[name].rows for name in lost}
+    if lost:
+        root = Folder(staging_root(adapters))
+        record = {"rows_at_most": dropped, "why": lost, "reason": reason, "actor": adapters.actor,
+                  "run_id": adapters.run_id, "at": adapters.now().isoformat()}  # fmt: skip
+        # For people, and before what decides: the rows are given up by commits of the ledger.
+        with folder_errors(root.uri):
             root.write_durably(f"{folder_name(turn)}-dropped.json", json.dumps(record, indent=1).encode())
-            _logger.warning("%s: %s dropped its rows for %s: %s", turn, adapters.actor, ", ".join(lost), reason)
-        mark_as_published(root, turn, outputs)
+        _logger.warning("%s: %s dropped its rows for %s: %s", turn, adapters.actor, ", ".join(lost), reason)
+    for name in lost:
+        adapters.store.store_give_up(turn, name)
     return DroppedOutputs(turn, dropped, lost, commit_or_reason(adapters))
 
 
 def _unpublished(adapters: Adapters) -> tuple[TurnId, OutputsOfTurn]:
-    newest, root = adapters.store.newest(), Folder(staging_root(adapters))
+    """Returns the newest settled turn, and what it publishes in tables that lack it and are not given up for it."""
+    newest = adapters.store.newest()
     outputs = OutputsOfTurn.decode(newest.outputs) if newest is not None and newest.outputs else None
-    with folder_errors(root.uri):
-        if newest is None or outputs is None or not outputs.tables or is_published(root, newest.turn, outputs):
-            raise _nothing_to_drop(adapters)
-    return newest.turn, outputs
+    if newest is None or outputs is None or not outputs.tables:
+        raise _nothing_to_drop(adapters)
+    names = outputs.tables.keys() - adapters.store.given_up(newest.turn)
+    lacking = {name: outputs.tables[name] for name in sorted(names) if not _has(adapters, name, outputs, newest.turn)}
+    if not lacking:
+        raise _nothing_to_drop(adapters)
+    return newest.turn, replace(outputs, tables=lacking)
 
 
 def _nothing_to_drop(adapters: Adapters) -> ConfigError:
@@ -296,9 +297,8 @@ def _nothing_to_drop(adapters: Adapters) -> ConfigError:
 
 def _has(adapters: Adapters, name: str, outputs: OutputsOfTurn, turn: TurnId) -> bool:
     try:
-        version = table_of(adapters.store, name).version_of(outputs.application)
+        return has_turn(adapters.store, turn, outputs, name)
     except TransientError:
         raise
     except AcklineError:  # a table that can't be used
         return False
-    return (version or 0) >= turn.n

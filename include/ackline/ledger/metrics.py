@@ -164,8 +164,6 @@ class TurnReport:
     fetches: Mapping[TopicPartition, FetchTimes] = field(default_factory=dict)
     recorded: bool = True
     """Whether each outcome is also a row of the table `outcomes`."""
-    outputs: str = ""
-    """The `ackline.pipeline.outputs.OutputsOfTurn` of this execution, encoded; empty if it has no rows for tables."""
     steps: StepFigures | None = None
     """What the steps of the pipeline did; None with neither `steps` nor `outputs`."""
     unacked: int = 0
@@ -182,7 +180,7 @@ class TurnReport:
                 "fetch_seconds": round(fetched.seconds, 6),
                 "fetch_seconds_max": round(fetched.longest, 6),
             }
-        extra: dict[str, object] = {"outputs": self.outputs} if self.outputs else {}
+        extra: dict[str, object] = {}
         if self.steps is not None:
             extra["steps"] = self.steps.encode()
         if self.unacked:
@@ -202,8 +200,8 @@ class TurnReport:
                     counts[tp] = {str(outcome): int(rows) for outcome, rows in entry["counts"].items()}
                     seconds, longest = float(entry["fetch_seconds"]), float(entry["fetch_seconds_max"])
                     fetches[tp] = FetchTimes(int(entry["fetches"]), seconds, longest)
-            outputs, steps = str(report.get("outputs", "")), StepFigures.decode(report.get("steps"))
-            return cls(counts, fetches, bool(report["recorded"]), outputs, steps, int(report.get("unacked", 0)))
+            steps = StepFigures.decode(report.get("steps"))
+            return cls(counts, fetches, bool(report["recorded"]), steps, int(report.get("unacked", 0)))
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
 

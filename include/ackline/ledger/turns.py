@@ -30,6 +30,17 @@ class TurnId(NamedTuple):
         return f"turn {self.n} (lane {self.lane}, epoch {self.epoch}) of {self.pipeline}"
 
 
+def number_of(turn: TurnId, identity: int) -> int:
+    """Returns the version of a transaction id that names a turn and, in its low 32 bits, an execution of the turn or
+    what the turn publishes. The versions of later turns are higher."""
+    return turn.n << 32 | identity
+
+
+def turn_in(number: int) -> int:
+    """Returns the n of the turn that `number_of` has made a number of."""
+    return number >> 32
+
+
 LIVE = "live"
 """The name of the lane that commits the group's offsets."""
 BACKFILL = "backfill-"

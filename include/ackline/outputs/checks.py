@@ -16,13 +16,14 @@ from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.pipeline.arguments import id_of
 from ackline.pipeline.folder import lane_folder
-from ackline.pipeline.outputs import Output, StagedTable, canonical_uri, kept_after
+from ackline.pipeline.outputs import Output, OutputsOfTurn, StagedTable, canonical_uri, kept_after, published_after
 from ackline.scrub import scrub_address
 from ackline.tables.errors import folder_errors
 from ackline.tables.folder import Folder, prove_conditional_put
 from ackline.tables.object_store import is_remote
 from ackline.tables.output_table import check_columns, check_place
-from ackline.tables.publish import check_staged_columns, table_of
+from ackline.tables.publish import application_of, check_last_published, check_staged_columns, table_of
+from ackline.tables.store import LedgerStore
 
 if TYPE_CHECKING:
     from ackline.worker.settings import OutputTargets
@@ -101,6 +102,7 @@ def _checked_columns(adapters: Adapters, probe: bool = True) -> dict[int, dict[s
     _check_distinct_tables(adapters, outputs)
     columns = {output.number: _columns(adapters, output, probe) for output in outputs}
     if outputs:
+        _check_last_published(adapters, outputs)
         _check_kept_columns(adapters, {output.table: columns[output.number] for output in outputs if output.table})
     return columns
 
@@ -160,7 +162,7 @@ def _check_kept_columns(adapters: Adapters, columns: Mapping[str, Mapping[str, s
     for staged in kept_after(newest.outputs if newest is not None else ""):
         known = columns.get(staged.table)
         if known is not None:
-            check_staged_columns(staged, known)
+            check_staged_columns(staged.table, staged.columns, known)
 
 
 def _initial_columns(adapters: Adapters, output: Output) -> dict[str, str]:
@@ -171,6 +173,33 @@ def _initial_columns(adapters: Adapters, output: Output) -> dict[str, str]:
         table for table in kept_after(newest.outputs if newest is not None else "") if table.table == output.table
     ]
     return {name: kind for table in staged for name, kind in table.columns.items()}
+
+
+def last_published(store: LedgerStore, settlement: Settlement, application: str) -> dict[str, int]:
+    """Returns by output table the number under which the lane and epoch have published there last, once the turn of a
+    settlement is published. `application` is their transaction id: another ledger, or epoch, has published nothing."""
+    outputs = OutputsOfTurn.decode(settlement.outputs) if settlement.outputs else None
+    if outputs is None or outputs.application != application:
+        return {}
+    return published_after(outputs, store.given_up(settlement.turn) if outputs.tables else ())
+
+
+def _check_last_published(adapters: Adapters, outputs: Iterable[Output]) -> None:
+    """Raises LedgerError if the ledger or an output table is an older copy: before a turn is planned that could not be
+    published."""
+    newest = adapters.store.newest()
+    if newest is None or not newest.outputs:
+        return
+    outputs_of_newest = OutputsOfTurn.decode(newest.outputs)
+    application = application_of(adapters.store.ledger_id(), newest.turn)
+    published = last_published(adapters.store, newest, application)
+    for output in outputs:
+        assert output.table is not None
+        last = table_of(adapters.store, output.table).version_of(application)
+        waits = outputs_of_newest.tables.get(output.table)
+        if waits is not None and last == waits.after:
+            continue  # a run publishes the newest turn, before it stores its plan
+        check_last_published(newest.turn, output.table, last, published.get(output.table))
 
 
 def leaves_in_flight(newest: Settlement, skip: Plan) -> bool:

@@ -6,90 +6,173 @@ staged, and the rows of outcomes n and decisions n. All of that is stored and ne
 settles the turn finds the same rows; and only the files count that settlement n names.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from hashlib import sha256
 
 import pyarrow as pa
 
-from ackline.errors import AcklineError, ConfigError, FatalError, LedgerError
+from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import void_advice
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.pending import NOTHING_PENDING, PendingKind, PendingRuns
-from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
-from ackline.outputs.checks import folder_name, kept_rows_advice, lost_files, staging_root
-from ackline.outputs.turn import read_manifest, rows_gone
-from ackline.pipeline.outputs import OutputsOfTurn, StagedTable, kept_after
-from ackline.pipeline.pipeline import is_at_most_once
+from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind, number_of
+from ackline.outputs.checks import (
+    folder_name,
+    kept_rows_advice,
+    last_published,
+    lost_files,
+    outputs_of,
+    staging_root,
+)
+from ackline.outputs.turn import rows_gone, staged_tables
+from ackline.pipeline.outputs import OutputsOfTurn, StagedTable, TableOfTurn, kept_after
+from ackline.pipeline.pipeline import TurnSettings, is_at_most_once
+from ackline.scrub import scrub_address
 from ackline.tables.errors import folder_errors, storage_errors, unusable_folder
 from ackline.tables.folder import Folder
 from ackline.tables.kept_rows import KeptRows, keep_rows
 from ackline.tables.publish import (
     AttemptOutcomes,
     application_of,
-    below,
+    check_last_published,
     check_staged_columns,
-    joined_columns,
     table_of,
+    write_table,
 )
 from ackline.tables.turn_outcomes import TurnOutcomes
 
+log = logging.getLogger(__name__)
 Partitions = Mapping[TopicPartition, SettledPartition]
 
 
 def settled_outputs(
-    adapters: Adapters, plan: Plan, before: Settlement, settled: Partitions, staged: str, outcomes: TurnOutcomes
+    adapters: Adapters, plan: Plan, before: Settlement, settled: Partitions, outcomes: TurnOutcomes
 ) -> str:
-    """Returns what settlement n holds of outputs, encoded. `settled` are its partitions, and `staged` is what outcomes
-    n name, encoded.
+    """Returns what settlement n holds of outputs, encoded. `settled` are its partitions.
 
-    Call it after decisions n are stored. The files that the result names are on the disk when this returns. Raises
-    LedgerError if staged rows are gone, ConfigError if rows do not fit their table any more, FatalError or
-    TransientError if the staging folder or a table can't be used.
+    Call it after decisions n are stored. The files that the result names are on the disk when this returns, and each
+    output table that gets rows exists. Raises LedgerError if staged rows are gone or a table holds another turn than
+    the ledger, ConfigError if rows do not fit their table any more, FatalError or TransientError if the staging folder
+    or a table can't be used. Under `at_most_once` a reported turn can't be voided, so there this does not raise because
+    of a table: publishing writes its rows, and `ackline void --give-up` is the way out.
     """
-    waiting = kept_after(before.outputs)
-    if not staged and not waiting:
-        return ""
-    application = application_of(adapters.store.ledger_id(), plan.turn)
-    outputs = OutputsOfTurn.decode(staged) if staged else OutputsOfTurn(application, "", {})
-    of_turn = _staged_tables(adapters, plan, outputs)
-    kept = _kept_after_turn(adapters, plan, before, settled, of_turn, outcomes)
-    _check_columns(adapters, plan, of_turn, kept)
-    tables = {**outputs.tables}
-    for table, rows in kept.acked.items():
-        tables[table] = tables.get(table, 0) + rows
-    return OutputsOfTurn(application, outputs.execution, tables, kept.kept, kept.released).encode()
+    try:
+        return _settled_outputs(adapters, plan, before, settled, outcomes)
+    except AcklineError:
+        # Another process may have settled and published the turn meanwhile. Then it has removed the staged rows, and
+        # the settlement of this process is refused, whatever it holds.
+        if adapters.store.is_settled(plan.turn):
+            return ""
+        raise
 
 
-def check_staged_rows(adapters: Adapters, plan: Plan, staged: str) -> None:
-    """Checks what outcomes n name, encoded, before the first dead letter is sent: an operator may void a turn that is
-    refused here, and a letter of a void turn announces a record as dead that the next turn handles again. Raises as
+def _settled_outputs(
+    adapters: Adapters, plan: Plan, before: Settlement, settled: Partitions, outcomes: TurnOutcomes
+) -> str:
+    application, execution = application_of(adapters.store.ledger_id(), plan.turn), _execution(adapters, plan)
+    published = last_published(adapters.store, before, application)
+    if execution is None and not kept_after(before.outputs):
+        return OutputsOfTurn(application, published=published).encode()
+    of_turn = _staged_tables(adapters, plan, execution)
+    attempts = cache(lambda: AttemptOutcomes.read(adapters.store, plan.turn))
+    kept = _kept_after_turn(adapters, plan, before, settled, of_turn or (), outcomes, attempts)
+    tables = {}
+    for name, sources in _sources(adapters, of_turn, kept).items():
+        table = _written(adapters, plan, name, sources, attempts, application, published.get(name))
+        if table.rows or table.files is None:
+            tables[name] = table
+    # Two processes that settle the turn from the same rows publish the same: so do an older copy of the ledger that
+    # settles it again, and any other one does not.
+    what = [execution, [file.path for table in kept.released for file in table.files],
+            sorted((name, table.rows) for name, table in tables.items())]  # fmt: skip
+    identity = int.from_bytes(sha256(json.dumps(what).encode()).digest()[:4])
+    number = number_of(plan.turn, identity)
+    return OutputsOfTurn(application, number, execution, tables, kept.kept, kept.released, published).encode()
+
+
+def check_staged_rows(adapters: Adapters, plan: Plan) -> None:
+    """Checks what outcomes n name before the first dead letter is sent: an operator may void a turn that is refused
+    here, and a letter of a void turn announces a record as dead that the next turn handles again. Raises as
     `settled_outputs` does."""
-    if staged:
-        of_turn = _staged_tables(adapters, plan, OutputsOfTurn.decode(staged))
-        _check_columns(adapters, plan, of_turn, KeptRows())
+    if is_at_most_once(plan):
+        return
+    for staged in _staged_tables(adapters, plan, _execution(adapters, plan)) or ():
+        with _advised(plan):
+            existing = table_of(adapters.store, staged.table).columns()
+            check_staged_columns(staged.table, staged.columns, staged.columns if existing is None else existing)
 
 
-def _staged_tables(adapters: Adapters, plan: Plan, outputs: OutputsOfTurn) -> list[StagedTable]:
+def _execution(adapters: Adapters, plan: Plan) -> int | None:
+    staged = plan.kind is TurnKind.RUN and not plan.empty and TurnSettings(plan.settings).has_outputs
+    return adapters.store.execution_of(plan.turn) if staged else None
+
+
+def _staged_tables(adapters: Adapters, plan: Plan, execution: int | None) -> list[StagedTable] | None:
     """Returns what the execution of the turn has staged, with paths below the staging root.
 
     Raises LedgerError if a staged file is gone or cut short: before the settlement, because an open turn can be voided
-    and its offsets planned again, and a settled turn that can't be published stops the lane. Under `at_most_once` a
-    reported turn can't be voided, so there this raises nothing for lost files, and after the settlement
-    `ackline void --give-up` is the way out.
+    and its offsets planned again. Returns None instead for a turn at most once whose manifest is gone.
     """
-    if not outputs.execution:
-        return []
-    root = staging_root(adapters)
+    staged, root = staged_tables(adapters, plan.turn, execution), staging_root(adapters)
+    if is_at_most_once(plan):
+        return staged
     with folder_errors(root):
-        manifest = read_manifest(adapters, plan.turn, outputs)
-        staged = [] if manifest is None else below(folder_name(plan.turn), manifest.tables)
-        lost = ["the manifest of the turn"] if manifest is None else lost_files(root, staged)
-    # Another process may have settled and published the turn meanwhile. Then it has removed the rows, and the
-    # settlement of this process is refused, whatever it holds.
-    if lost and not is_at_most_once(plan) and not adapters.store.is_settled(plan.turn):
+        lost = ["the manifest of the turn"] if staged is None else lost_files(root, staged)
+    if lost:
         raise rows_gone(plan.turn, root, lost[0])
     return staged
+
+
+def _sources(adapters: Adapters, of_turn: Sequence[StagedTable] | None, kept: KeptRows) -> dict[str, list[StagedTable]]:
+    """Returns by output table the staged rows among which the turn may have acked some. Without the manifest of the
+    turn, these are rows of unknown number for each table of the pipeline file."""
+    if of_turn is None:
+        names = {output.table for output in outputs_of(adapters) if output.table is not None}
+    else:
+        names = {staged.table for staged in of_turn} | kept.acked.keys()
+    staged = (*(of_turn or ()), *kept.released)
+    return {name: [each for each in staged if each.table == name] for name in sorted(names)}
+
+
+def _written(
+    adapters: Adapters,
+    plan: Plan,
+    name: str,
+    sources: Sequence[StagedTable],
+    attempts: Callable[[], AttemptOutcomes],
+    application: str,
+    after: int | None,
+) -> TableOfTurn:
+    """Returns the rows of the turn in one table, written to its final files."""
+    root = staging_root(adapters)
+    try:
+        if not sources:
+            raise rows_gone(plan.turn, root, "the manifest of the turn")
+        with _advised(plan):
+            last = table_of(adapters.store, name).version_of(application)
+            check_last_published(plan.turn, name, last, after)
+            return write_table(adapters.store, plan.turn, sources, Folder(root), attempts(), after)
+    except (ConfigError, FatalError, TransientError) as error:
+        if not is_at_most_once(plan):
+            raise
+        log.warning("%s: the rows for the output table %s wait: %s", plan.turn, scrub_address(name), error)
+        return TableOfTurn(after, sum(file.rows for staged in sources for file in staged.files), None)
+
+
+@contextmanager
+def _advised(plan: Plan) -> Iterator[None]:
+    """Adds to an error of an output table how the open turn is closed."""
+    try:
+        yield
+    except (ConfigError, FatalError) as error:
+        error.add_advice(void_advice(plan.turn))
+        raise
 
 
 def _kept_after_turn(
@@ -99,6 +182,7 @@ def _kept_after_turn(
     settled: Partitions,
     of_turn: Sequence[StagedTable],
     outcomes: TurnOutcomes,
+    attempts: Callable[[], AttemptOutcomes],
 ) -> KeptRows:
     waiting = kept_after(before.outputs)
     # The new epoch of a reset hands out what was in flight again, under other attempts. A skip after which nothing is
@@ -115,14 +199,8 @@ def _kept_after_turn(
             return rows_gone(plan.turn, root, str(error), f", and then {kept_rows_advice(plan.turn)}")
         return unusable_folder(root, error)
 
-    try:
-        with storage_errors(root, error_of):
-            attempts = AttemptOutcomes.read(adapters.store, plan.turn)
-            return keep_rows(Folder(root), folder, waiting, of_turn if begins else (), attempts)
-    except LedgerError:
-        if adapters.store.is_settled(plan.turn):  # as in _staged_tables
-            return KeptRows(list(waiting))
-        raise
+    with storage_errors(root, error_of):
+        return keep_rows(Folder(root), folder, waiting, of_turn if begins else (), attempts())
 
 
 def _any_in_flight(outcomes: TurnOutcomes) -> bool:
@@ -143,24 +221,3 @@ def _any_ended(before: Partitions, settled: Partitions) -> bool:
 
 def _in_flight(partition: SettledPartition | None) -> PendingRuns:
     return partition.state.pending.of_kind(PendingKind.IN_FLIGHT) if partition else NOTHING_PENDING
-
-
-def _check_columns(adapters: Adapters, plan: Plan, of_turn: Sequence[StagedTable], kept: KeptRows) -> None:
-    """Raises ConfigError if rows that the turn publishes do not fit their table any more: before the settlement, while
-    the turn can still be voided. Under `at_most_once` a reported turn can't be voided, so there `publish` alone
-    checks the columns."""
-    if is_at_most_once(plan):
-        return
-    publishes = {staged.table for staged in of_turn} | kept.acked.keys()
-    sources: dict[str, list[StagedTable]] = {}
-    for staged in (*of_turn, *kept.released):
-        if staged.table in publishes:
-            sources.setdefault(staged.table, []).append(staged)
-    for table, of_table in sources.items():
-        try:
-            existing = table_of(adapters.store, table).columns()
-            for staged in of_table:
-                check_staged_columns(staged, joined_columns(of_table) if existing is None else existing)
-        except (ConfigError, FatalError) as error:
-            error.add_advice(void_advice(plan.turn))
-            raise

@@ -4,8 +4,9 @@
 next number is taken, only after each output table has the turn that is settled.
 """
 
+import logging
 import re
-import uuid
+import secrets
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -18,80 +19,61 @@ from ackline.outputs.checks import (
     check_outputs_of,
     folder_name,
     leaves_in_flight,
+    lost_files,
     outputs_of,
     staging_folder,
     staging_root,
 )
 from ackline.pipeline.outputs import OutputsOfTurn, StagedOutputs, StagedTable, kept_after
-from ackline.pipeline.pipeline import TurnSettings, is_at_most_once
+from ackline.scrub import scrub_address
 from ackline.tables.errors import folder_errors
 from ackline.tables.folder import Folder
-from ackline.tables.publish import application_of, publish
+from ackline.tables.publish import (
+    AttemptOutcomes,
+    below,
+    check_staged_columns,
+    entries,
+    has_turn,
+    table_of,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from ackline.spark.job import ReplayResult
     from ackline.worker.settings import ReplayJob
 
-_MANIFEST = "execution-"
+log = logging.getLogger(__name__)
 
 
-def store_manifest(adapters: Adapters, plan: Plan, job: "ReplayJob", result: "ReplayResult") -> str:
-    """Stores the manifest of what this execution has staged. Returns what outcomes n have to name, encoded; empty if
-    there are no rows for tables.
+def manifest_name(execution: int) -> str:
+    """Returns the name of the manifest of an execution in the staging folder of its turn."""
+    return f"execution-{execution:08x}.json"
 
-    The manifest is on the disk when this returns, as the staged files are. Only then may outcomes n name it.
+
+def store_manifest(adapters: Adapters, plan: Plan, job: "ReplayJob", result: "ReplayResult") -> int | None:
+    """Stores the manifest of what this execution has staged. Returns the number of the execution, which outcomes n have
+    to name; None if there are no rows for tables.
+
+    The manifest is on the disk when this returns, as the staged files are. Only then may outcomes n name it. Raises
+    FatalError or TransientError if the staging folder can't be used.
     """
     from ackline.worker.trees.output_rows import columns_of_staged
 
     targets = job.settings.outputs
-    if targets is None:
-        return ""
-    folder = Folder(targets.folder)
-    tables = []
-    for output in outputs_of(adapters):
-        files = [file for file in result.staged if file.output == output.number]
-        if output.table is not None and files:
-            columns = targets.columns.get(output.number)
-            if columns is None:
-                initial, paths = targets.inferred.get(output.number, {}), [file.path for file in files]
-                with folder_errors(folder.uri):
+    if targets is None or not result.staged:
+        return None
+    folder, tables, execution = Folder(targets.folder), list[StagedTable](), secrets.randbits(32)
+    with folder_errors(folder.uri):
+        for output in outputs_of(adapters):
+            files = [file for file in result.staged if file.output == output.number]
+            if output.table is not None and files:
+                columns = targets.columns.get(output.number)
+                if columns is None:
+                    initial, paths = targets.inferred.get(output.number, {}), [file.path for file in files]
                     columns = columns_of_staged(folder.uri, output.table, initial, paths)
-            tables.append(StagedTable(output.table, columns, output.partition_by, files))
-    staged = StagedOutputs(str(uuid.uuid4()), tables)
-    with folder_errors(folder.uri):
-        folder.write_durably(f"{_MANIFEST}{staged.execution}.json", staged.encode().encode())
-    application = application_of(adapters.store.ledger_id(), plan.turn)
-    return OutputsOfTurn.of(application, staged).encode() if tables else ""
-
-
-def find_outputs(adapters: Adapters, plan: Plan) -> str:
-    """Returns what outcomes n of a plan name, encoded, if the Delta log has expired their note.
-
-    Raises LedgerError if several executions have staged rows, because nothing tells which of them the outcomes are of,
-    and if the manifest is gone or damaged: each execution stores one, also if it has staged nothing.
-    """
-    if plan.empty or not TurnSettings(plan.settings).has_outputs:
-        return ""
-    folder = Folder(staging_folder(adapters, plan.turn))
-    with folder_errors(folder.uri):
-        names = [name for name in folder.names() if name.startswith(_MANIFEST)]
-        content = folder.read(names[0]) if len(names) == 1 else None
-    if len(names) > 1:
-        raise LedgerError(
-            f"{plan.turn}: {len(names)} executions have staged rows for outputs, and the log has expired which of them "
-            f"the outcomes are of. {void_advice(plan.turn)}"
-        )
-    try:
-        staged = None if content is None else StagedOutputs.decode(content)
-    except ValueError:
-        staged = None
-    if staged is None:
-        # At most once, a turn that is recorded as lost has no manifest, and a reported one can't be voided.
-        if is_at_most_once(plan) or adapters.store.is_settled(plan.turn):
-            return ""
-        raise rows_gone(plan.turn, staging_root(adapters), "the manifest of the turn")
-    application = application_of(adapters.store.ledger_id(), plan.turn)
-    return OutputsOfTurn.of(application, staged).encode() if staged.tables else ""
+                tables.append(StagedTable(output.table, columns, output.partition_by, files))
+        folder.write_durably(manifest_name(execution), StagedOutputs(tables).encode().encode())
+    return execution if tables else None
 
 
 def rows_gone(turn: TurnId, root: str, what: str, advice: str = "") -> LedgerError:
@@ -102,24 +84,36 @@ def rows_gone(turn: TurnId, root: str, what: str, advice: str = "") -> LedgerErr
     )
 
 
+def staged_tables(adapters: Adapters, turn: TurnId, execution: int | None) -> list[StagedTable] | None:
+    """Returns what an execution of a turn has staged, with paths below the staging root: nothing for None. Returns None
+    if its manifest is gone or damaged. Raises FatalError or TransientError if the staging folder can't be used."""
+    if execution is None:
+        return []
+    folder = Folder(staging_folder(adapters, turn))
+    with folder_errors(folder.uri):
+        content = folder.read(manifest_name(execution))
+    try:
+        return None if content is None else [below(folder_name(turn), t) for t in StagedOutputs.decode(content).tables]
+    except ValueError:
+        return None
+
+
 def publish_settled(adapters: Adapters, newest: Settlement | None) -> None:
     """Publishes the rows of the newest settled turn, if an output table does not have them yet.
 
     Then removes what this turn and earlier ones have staged. Any process may do this again: each table takes a turn
-    once. Raises LedgerError if staged rows are gone, FatalError or TransientError if a table can't be used; then the
-    lane waits.
+    once. Raises LedgerError if staged rows are gone or a table holds another turn than the ledger, ConfigError,
+    FatalError or TransientError if a table can't be used; then the lane waits.
     """
     if newest is None or not newest.outputs:
         return
-    outputs, root = OutputsOfTurn.decode(newest.outputs), Folder(staging_root(adapters))
-    if not outputs.tables and not outputs.released:
+    outputs = OutputsOfTurn.decode(newest.outputs)
+    if outputs.execution is None and not outputs.tables and not outputs.released:
         return  # nothing to publish, and the same rows wait as before the turn
-    with folder_errors(root.uri):
+    given_up = adapters.store.given_up(newest.turn) if outputs.tables else ()
+    for name in outputs.tables.keys() - set(given_up):
         try:
-            if outputs.tables and not is_published(root, newest.turn, outputs):
-                staged = read_manifest(adapters, newest.turn, outputs)
-                publish(adapters.store, newest.turn, outputs, staged, root.uri, folder_name(newest.turn))
-                mark_as_published(root, newest.turn, outputs)  # before the staged rows go
+            publish_table(adapters, newest.turn, outputs, name)
         except (ConfigError, FatalError) as error:
             lane = "" if newest.turn.lane == LIVE else f" --lane {newest.turn.lane}"
             error.add_advice(
@@ -127,41 +121,42 @@ def publish_settled(adapters: Adapters, newest: Settlement | None) -> None:
                 f"`ackline void {newest.turn.pipeline}{lane} --give-up TABLE --reason …`"
             )
             raise
-    remove_staged(adapters, newest)
+    with folder_errors(staging_root(adapters)):
+        remove_staged(adapters, newest)
 
 
-def read_manifest(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn) -> StagedOutputs | None:
-    """Returns what the execution of a turn has staged; None if it has staged nothing, or if its manifest is gone or
-    damaged. Raises OSError."""
-    content = None
-    if outputs.execution:
-        content = Folder(staging_folder(adapters, turn)).read(f"{_MANIFEST}{outputs.execution}.json")
-    try:
-        return None if content is None else StagedOutputs.decode(content)
-    except ValueError:
-        return None
-
-
-def is_published(root: Folder, turn: TurnId, outputs: OutputsOfTurn) -> bool:
-    """Returns whether the mark of the lane names this turn: then all tables have it. Raises OSError.
-
-    Without the mark, a turn whose table a user has deleted since would look unpublished. It names the ledger and the
-    execution too: a ledger that began anew, or came from a backup, takes the same numbers again, for other rows.
-    """
-    return root.read(_mark(turn)) == _mark_content(turn, outputs)
-
-
-def mark_as_published(root: Folder, turn: TurnId, outputs: OutputsOfTurn) -> None:
-    """Marks the turn as published, unless a later turn of the same ledger and lane is: a process that comes late must
-    not make that one look unpublished. Raises OSError."""
-    application, _, rest = (root.read(_mark(turn)) or b"").decode().partition("\n")
-    number = rest.partition("\n")[0]
-    if application != outputs.application or not number.isdecimal() or int(number) <= turn.n:
-        root.write_durably(_mark(turn), _mark_content(turn, outputs))
-
-
-def _mark_content(turn: TurnId, outputs: OutputsOfTurn) -> bytes:
-    return f"{outputs.application}\n{turn.n}\n{outputs.execution}".encode()
+def publish_table(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn, name: str) -> None:
+    """Publishes the rows of a settled turn in one table, unless the table has them. Raises as `publish_settled`."""
+    store, of_turn = adapters.store, outputs.tables[name]
+    if has_turn(store, turn, outputs, name):
+        return
+    table, files = table_of(store, name), of_turn.files
+    existing = table.columns()
+    if existing is not None:
+        check_staged_columns(name, of_turn.columns, existing)
+    if existing is None or files is None or not table.has_files(files):
+        # Of a turn at most once whose rows settle could not write, or a tool has vacuumed the table meanwhile. What
+        # the turn publishes follows from what is stored, so the same rows are written again.
+        staged = staged_tables(adapters, turn, outputs.execution)
+        sources = [each for each in (*(staged or ()), *outputs.released) if each.table == name]
+        root = staging_root(adapters)
+        if staged is None or not sources or lost_files(root, sources):
+            if files is not None and existing is None:
+                log.warning("%s: the output table %s was removed after settle had filled it", turn, scrub_address(name))
+                return  # its user has removed the table, with its rows
+            raise LedgerError(
+                f"{turn} is settled, and its rows are not in {scrub_address(name)}; the files with these rows, and its "
+                f"staged rows in {root}/{folder_name(turn)}, are gone. Restore the folder of one of the two from a "
+                f"backup; no other turn is planned until then"
+            )
+        files = write_table(store, turn, sources, Folder(root), AttemptOutcomes.read(store, turn)).files or ()
+    # The fence: of two processes that publish the turn, one commits. A refused commit removes no file, because the log
+    # may name these files: if the answer to the write of an entry is lost, delta-rs repeats the write, which fails
+    # because the entry exists. Files that no version names stay until the table is vacuumed.
+    with table.errors():
+        stored = table.append(entries(files), outputs.application, outputs.number)
+    if not stored and not has_turn(store, turn, outputs, name):
+        raise FatalError(f"{turn}: {scrub_address(name)} was changed while its rows were published; run this again")
 
 
 def store_plan(adapters: Adapters, newest: Settlement, plan: Plan) -> bool:
@@ -199,8 +194,3 @@ def remove_staged(adapters: Adapters, newest: Settlement) -> None:
         for file in folder.names():
             if f"{name}/{file}" not in needed:
                 folder.remove(file)
-
-
-def _mark(turn: TurnId) -> str:
-    """Returns the name of the file that names the turn of a lane and epoch that was published last."""
-    return f"{quote(turn.lane, safe='')}-{turn.epoch}-published"

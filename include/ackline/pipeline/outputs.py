@@ -6,8 +6,8 @@ are published: `StagedOutputs` names the staged files of one execution of a turn
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -24,7 +24,7 @@ _TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _LEDGER_TABLES = ("plans", "outcomes", "settlements")
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
 _COLUMN_TYPE = re.compile(r"string|long|double|boolean|binary|timestamp|decimal\((\d{1,2}), ?(\d{1,2})\)")
-_NOT_IN_COLUMN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
+_NOT_IN_COLUMN_NAMES = re.compile(r"[ ,;{}()=\x00-\x1f\x7f-\x9f]")
 _LONGEST_COLUMN_NAME = 255
 
 
@@ -70,13 +70,13 @@ def _column_type(text: object) -> object:
 
 
 def obstacle_of_column(name: object) -> str | None:
-    """Returns why a table can't have a column of this name; None if it can."""
+    """Returns why a table can't have a column of this name; None if it can. Delta compares names without case."""
     if not isinstance(name, str) or not name or len(name) > _LONGEST_COLUMN_NAME:
         return f"a column has a name of 1 to {_LONGEST_COLUMN_NAME} characters"
-    if name in ROW_COLUMNS:
-        return f"{name} is a column that Ackline writes itself"
+    if name.lower() in ROW_COLUMNS:
+        return f"{name.lower()} is a column that Ackline writes itself, and Delta compares names without case"
     if _NOT_IN_COLUMN_NAMES.search(name):
-        return "a column of a Delta table has no blank and none of , ; { } ( ) = in its name"
+        return "a column of a Delta table has no blank, no control character and none of , ; { } ( ) = in its name"
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -191,7 +191,6 @@ class StagedTable:
 class StagedOutputs:
     """What one execution of a turn has staged: its manifest. Only the execution that outcomes n name is published."""
 
-    execution: str
     tables: Sequence[StagedTable]
 
     def encode(self) -> str:
@@ -202,55 +201,79 @@ class StagedOutputs:
     def decode(cls, text: str | bytes) -> "StagedOutputs":
         """Returns the manifest in `text`. Raises ValueError if it holds none."""
         try:
-            content = json.loads(text)
-            return cls(content["execution"], [StagedTable.of_json(table) for table in content["tables"]])
+            return cls([StagedTable.of_json(table) for table in json.loads(text)["tables"]])
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a manifest of staged rows: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
-class OutputsOfTurn:
-    """What a turn has to publish, as outcomes n and settlement n hold it. Only settlement n has `kept` and `released`.
+class FinalFile:
+    """A finished data file of an output table, with what the table's log has to say of it.
 
-    Each table takes the turn once, under the transaction id `application`.
+    `path` is relative to the table, `size` in bytes, `modification_time` in milliseconds since 1970, `partition` the
+    values of the partition columns as the log writes them, `stats` Delta's JSON.
+    """
+
+    path: str
+    size: int
+    modification_time: int
+    partition: Mapping[str, str | None]
+    stats: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableOfTurn:
+    """What a turn publishes in one output table."""
+
+    after: int | None
+    """The number under which the lane and epoch had published there last; None if it had not."""
+    rows: int
+    files: Sequence[FinalFile] | None
+    """The files with the rows. None if settle could not write them, of a turn that can't be voided any more: publishing
+    writes them then, and `rows` is how many rows it has at most."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The emitted columns of the table when the files were written."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputsOfTurn:
+    """What a turn has to publish, as settlement n holds it.
+
+    Each table takes the turn once, as version `number` of the transaction id `application`.
     """
 
     application: str
-    execution: str
-    """The execution that outcomes n name; empty if the turn has staged no rows itself."""
-    tables: Mapping[str, int]
-    """By table, how many rows that execution has staged, and in settlement n also how many rows of `released` the turn
-    acks."""
+    number: int = 0
+    """Names the turn and what exactly it publishes (`ledger.turns.number_of`)."""
+    execution: int | None = None
+    """The execution that outcomes n name; None if the turn has staged no rows itself."""
+    tables: Mapping[str, TableOfTurn] = field(default_factory=dict)
     kept: Sequence[StagedTable] = ()
     """Files of rows that wait after the turn: none of their records is acked, and one is in flight."""
     released: Sequence[StagedTable] = ()
     """Files of rows that waited before the turn and are not in `kept`. The turn publishes the rows whose records it has
     acked; then Ackline removes these files."""
-
-    @classmethod
-    def of(cls, application: str, staged: StagedOutputs) -> "OutputsOfTurn":
-        """Returns what a manifest has to be published."""
-        tables = {table.table: sum(file.rows for file in table.files) for table in staged.tables}
-        return cls(application, staged.execution, tables)
+    published: Mapping[str, int] = field(default_factory=dict)
+    """By table, the number under which the lane and epoch had published there last, before the turn."""
 
     def encode(self) -> str:
-        """Returns the text that outcomes n and settlement n hold; empty if there is nothing to hold."""
-        if not (self.tables or self.kept or self.released):
+        """Returns the text that settlement n holds; empty if there is nothing to hold."""
+        if not (self.execution is not None or self.tables or self.kept or self.released or self.published):
             return ""
-        content = asdict(self)
-        for name in ("kept", "released"):
-            if not content[name]:
-                del content[name]
+        content = {name: value for name, value in asdict(self).items() if value or value == 0 or name == "tables"}
         return json.dumps(content, separators=(",", ":"))
 
     @classmethod
     def decode(cls, text: str) -> "OutputsOfTurn":
         """Returns what is in `text`, which `encode` has made."""
         content = json.loads(text)
-        kept, released = (
-            tuple(StagedTable.of_json(table) for table in content.get(name, ())) for name in ("kept", "released")
-        )
-        return cls(content["application"], content["execution"], content["tables"], kept, released)
+        for name in ("kept", "released"):
+            content[name] = tuple(StagedTable.of_json(table) for table in content.get(name, ()))
+        tables = {}
+        for name, table in content.get("tables", {}).items():
+            files = None if table["files"] is None else tuple(FinalFile(**file) for file in table["files"])
+            tables[name] = TableOfTurn(**{**table, "files": files})
+        return cls(**{**content, "tables": tables})
 
 
 def kept_after(text: str) -> tuple[StagedTable, ...]:
@@ -264,4 +287,13 @@ def without_effect(text: str) -> str:
     if not text:
         return ""
     before = OutputsOfTurn.decode(text)
-    return OutputsOfTurn(before.application, "", {}, before.kept).encode()
+    return OutputsOfTurn(before.application, kept=before.kept, published=published_after(before)).encode()
+
+
+def published_after(outputs: OutputsOfTurn, given_up: Collection[str] = ()) -> dict[str, int]:
+    """Returns by table the number under which the lane and epoch have published there last, once the turn is published.
+    The tables `given_up` did not get the turn."""
+    published = {**outputs.published}
+    for name in outputs.tables.keys() - set(given_up):
+        published[name] = outputs.number
+    return published

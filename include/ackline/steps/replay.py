@@ -225,9 +225,10 @@ def _replay_open_plan(
     result = range_error or _carry_out(adapters, plan, newest, job, spark, on_progress)
     if isinstance(result, RangeGone | TopicChanged):
         return _close_unreadable_turn(adapters, plan, newest, result)
-    outputs = store_manifest(adapters, plan, job, result)
-    files, report = add_actions(plan, result), task_report(adapters, plan, result, outputs)
-    if retry_report(adapters, partial(adapters.store.store_outcomes, plan.turn, files, report)):
+    # From here on everything is repeated: under at most once the records are handled, and what is not reported is lost.
+    execution = retry_report(adapters, partial(store_manifest, adapters, plan, job, result))
+    files, report = add_actions(plan, result), task_report(adapters, plan, result)
+    if retry_report(adapters, partial(adapters.store.store_outcomes, plan.turn, files, report, execution)):
         adapters.notify("handled", plan.turn, result.counts)
     return Replayed(plan, result.calls, result.fetched_for_retries)
 
@@ -328,14 +329,13 @@ def _close_unreadable_turn(
     return Replayed(plan, void=str(error))
 
 
-def task_report(adapters: Adapters, plan: Plan, result: "ReplayResult", outputs: str = "") -> TurnReport:
-    """Returns the counts and times that the tasks report, and what they have staged; replay stores them in the commit
-    of the outcomes."""
+def task_report(adapters: Adapters, plan: Plan, result: "ReplayResult") -> TurnReport:
+    """Returns the counts and times that the tasks report; replay stores them in the commit of the outcomes."""
     counts = {
         tp: {outcome.value: rows for outcome, rows in by_outcome.items()} for tp, by_outcome in result.counts.items()
     }
     recorded = TurnSettings(plan.settings).keeps_outcome_rows
-    return TurnReport(counts, result.fetches, recorded, outputs, result.steps, 0 if recorded else result.unacked)
+    return TurnReport(counts, result.fetches, recorded, result.steps, 0 if recorded else result.unacked)
 
 
 def add_actions(plan: Plan, result: "ReplayResult") -> list[AddAction]:

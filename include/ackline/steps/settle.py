@@ -7,11 +7,14 @@ settle may be killed between any two of its writes, and any process may run it a
    commit, so that exactly these answers count, and the next turn reads on behind them. Two processes that settle the
    same turn may get different acknowledgements and answers from the broker. Both fold the decisions that are *stored*,
    and so store the same settlement.
-3. The files of rows that wait for records in flight (outputs/keep.py). No process sees them before a settlement
-   names them: a crash here leaves files that are removed with the other staged rows of the turn.
+3. The files of rows that wait for records in flight, the output tables that do not exist yet, and the final data
+   files of the rows that the turn publishes (outputs/keep.py). No process sees the files before a settlement names
+   them: a crash here leaves files that are removed with the other staged rows of the turn, or with a vacuum of the
+   output table. What can fail for these rows fails here, while the turn can be voided.
 4. Settlement n, the authority. A crash before it costs nothing: a repeat folds the same rows to the same state (I9).
-5. The rows of outputs, in one commit a table (outputs/turn.py). They come after the settlement, which decides which
-   records are acked. After a crash here, the next step that commits or plans publishes the rest.
+5. The rows of outputs, in one log entry a table, which names the files of step 3 (outputs/turn.py). They come after
+   the settlement, which decides which records are acked. After a crash here, the next step that commits or plans
+   publishes the rest.
 6. The group's offsets (lane/commit.py). They come last: before the settlement is durable, nothing proves that the
    records below the floor are settled (I1, I2). After a crash here, any later run makes the same commit.
 """
@@ -58,7 +61,7 @@ from ackline.ledger.turns import (
     TurnKind,
 )
 from ackline.outputs.keep import check_staged_rows, settled_outputs
-from ackline.outputs.turn import find_outputs, publish_settled
+from ackline.outputs.turn import publish_settled
 from ackline.steps.decide import decide, states_after
 from ackline.tables.turn_outcomes import TurnOutcomes
 
@@ -127,8 +130,7 @@ def settle_turn(adapters: Adapters, plan: Plan, before: Settlement) -> Settlemen
     partitions = with_metrics(adapters, plan, before, settled, outcomes, report)
     reason = lost.reason if lost else plan.reason
     answers = _answer_report(adapters, plan, before)
-    staged = (report.outputs if report else find_outputs(adapters, plan)) if lost is None else ""
-    outputs = settled_outputs(adapters, plan, before, settled, staged, outcomes)
+    outputs = settled_outputs(adapters, plan, before, settled, outcomes)
     settlement = Settlement(
         plan.turn,
         plan.kind,
@@ -170,7 +172,7 @@ def _decided_outcomes(adapters: Adapters, plan: Plan, before: Settlement, report
     # Breaker and retention close the turn as void, so both are checked before the first dead letter is sent: a letter
     # of a void turn announces a record as dead that the next turn handles again.
     _void_if_expired(adapters, plan, before, outcomes.rows)
-    check_staged_rows(adapters, plan, report.outputs if report else find_outputs(adapters, plan))
+    check_staged_rows(adapters, plan)
     decisions, answers = decide(adapters, plan, before, outcomes)
     # Retention may have passed a record just before its dead letter was read. Such letters are sent again by the turn
     # that settles their records.
@@ -218,11 +220,7 @@ def _settled_partitions(
 
 
 def _answer_report(adapters: Adapters, plan: Plan, before: Settlement) -> AnswerReport | None:
-    """Returns what decisions n hold about the answers from outside, and how far they have read the ack topic.
-
-    If the Delta log has expired that, the position stays where the turn began. The next turn reads the same answers
-    again: those that were applied are stale by then, so each still counts once.
-    """
+    """Returns what decisions n hold about the answers from outside, and how far they have read the ack topic."""
     if plan.kind is TurnKind.RUN and plan.ack_position is not None:
         return adapters.store.answers_of(plan.turn) or AnswerReport(plan.ack_position)
     return before.answers.after_turn_without_answers() if before.answers else None

@@ -128,11 +128,6 @@ def retry_beside_rivals(commit: Callable[[], T]) -> T:
     return tries(commit)
 
 
-def is_taken(last: int | None, number: int) -> bool:
-    """Returns whether a number is taken, if `last` is the highest one of its application."""
-    return last is not None and last >= number
-
-
 def write_files(storage: Folder, rows: pa.Table) -> list[AddAction]:
     """Writes rows to durable files that no log entry names yet."""
     return [

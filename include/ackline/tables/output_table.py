@@ -1,8 +1,8 @@
 """An output table: a Delta table with the rows that a pipeline's steps emit, of acked records only.
 
 It belongs to the user, who may read, compact and clean it with any tool. Ackline appends one commit a turn to it, which
-carries a transaction id of the lane and epoch with the turn's number. So a turn is published once, whatever is killed
-or run again.
+carries a transaction id of the lane and epoch with a number of the turn. So a turn is published once, whatever is
+killed or run again.
 
 Ackline writes the data files itself, and delta-rs the log entry. delta-rs refuses each entry for a table with a feature
 that it does not write. delta-rs does not check the data files, so Ackline could break a constraint of the table.
@@ -23,8 +23,9 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.errors import ConfigError
+from ackline.ledger.turns import turn_in
 from ackline.pipeline.output_columns import Columns, arrow_type, type_text
-from ackline.pipeline.outputs import PARTITION_TYPES, ROW_COLUMNS
+from ackline.pipeline.outputs import PARTITION_TYPES, ROW_COLUMNS, FinalFile
 from ackline.scrub import scrub_address
 from ackline.tables.append import NO_HOOKS, write_entry
 from ackline.tables.errors import storage_errors, unusable
@@ -189,6 +190,19 @@ class OutputTable(AuditTable):
                     key="outputs",
                 )
         return columns
+
+    def has_files(self, files: Sequence[FinalFile]) -> bool:
+        """Returns whether files that no version names yet are there, with these sizes and for the partition columns
+        that the table has. Raises FatalError and TransientError."""
+        if any(file.partition.keys() != set(self.partition_by) for file in files):
+            return False
+        with self.errors():
+            found = self.storage.filesystem.get_file_info([file.path for file in files])
+        return all(info.size == file.size for file, info in zip(files, found, strict=True))
+
+    def _is_taken(self, last: int | None, number: int) -> bool:
+        """Returns whether the table has a turn, whichever execution of it was published."""
+        return last is not None and turn_in(last) >= turn_in(number)
 
     def _writable(self) -> LogState:
         prove_conditional_put(self.uri)

@@ -1,13 +1,17 @@
-"""Publishes the rows that an execution has staged for output tables: those of acked records, in one commit a table.
+"""Writes the rows that a turn publishes, those of acked records, to the final data files of each output table.
 
 `AttemptOutcomes` looks up by the anchors of a row what became of its records.
 
 The order, for each turn n: staged files and the manifest of their execution, both on the disk; outcomes n, which name
-the execution; decisions n; the files of rows that wait for records in flight (`ackline.tables.kept_rows`); settlement
-n, which names these files; the creation of each table that does not exist, without rows; one commit with rows to each
-table, with the transaction id (pipeline, lane, epoch; version n); the group's commit; and only then the other staged
-files go. Delta has no commit over several tables, so a crash may leave some of them without turn n. Each process that
-commits the group or takes number n + 1 publishes turn n first.
+the execution; decisions n; the files of rows that wait for records in flight (`ackline.tables.kept_rows`); each output
+table that does not exist, without rows, and the final data files in its own schema, which no version names; settlement
+n, which names all these files; one log entry a table, which names its files; the group's commit; and only then the
+staged files go. So what can fail for the rows of a turn fails before its settlement, while the turn can be voided.
+
+Delta has no commit over several tables, so a crash may leave some of them without turn n. Each process that commits the
+group or takes number n + 1 publishes turn n first. The entry carries a transaction id of ledger, pipeline, lane and
+epoch, whose version names the turn and what the turn publishes: so a table takes a turn once, and a table or a ledger
+that is set back to an older copy is found before the next turn.
 """
 
 import uuid
@@ -23,13 +27,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
-from ackline.errors import ConfigError, FatalError, LedgerError, TransientError
+from ackline.errors import ConfigError, LedgerError
 from ackline.ledger.offsets import Int64s, Ranges, index_of_range, union
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.turns import LIVE, TurnId
+from ackline.ledger.turns import LIVE, TurnId, turn_in
 from ackline.pipeline.folder import lane_folder
 from ackline.pipeline.output_columns import arrow_type
-from ackline.pipeline.outputs import OutputsOfTurn, StagedOutputs, StagedTable, output_folder
+from ackline.pipeline.outputs import FinalFile, OutputsOfTurn, StagedTable, TableOfTurn, output_folder
 from ackline.scrub import scrub_address
 from ackline.tables.files import DataFileWriter
 from ackline.tables.folder import Folder
@@ -180,72 +184,86 @@ def table_of(store: LedgerStore, table: str) -> OutputTable:
     return OutputTable(_uri(store, table))
 
 
-def publish(
-    store: LedgerStore, turn: TurnId, outputs: OutputsOfTurn, staged: StagedOutputs | None, root: str, folder: str
-) -> None:
-    """Publishes the rows of a settled turn in each table that does not have them yet: those that its execution has
-    staged in `folder` below the staging root, and those that were kept until the turn has acked their records.
+def has_turn(store: LedgerStore, turn: TurnId, outputs: OutputsOfTurn, name: str) -> bool:
+    """Returns whether an output table has the rows of a settled turn.
 
-    `staged` is the manifest in the staging folder; None if it is gone. Raises LedgerError if it is gone and a table
-    lacks the turn, ConfigError if a table lacks a column of the rows or has another type for it, FatalError and
-    TransientError if a table can't be used.
+    Raises LedgerError if the table holds another turn than the one before it: then the ledger or the table is an older
+    copy, and rows would be missing or published under a turn that has others.
     """
-    missing = [table for table in outputs.tables if not _has(table_of(store, table), outputs, turn)]
-    if not missing:
+    last, of_turn = table_of(store, name).version_of(outputs.application), outputs.tables[name]
+    if last == outputs.number:
+        return True
+    newest = store.newest()
+    if newest is not None and (newest.turn.epoch, newest.turn.n) > (turn.epoch, turn.n):
+        return True  # the caller is late: a later turn is planned only when each table has this one
+    check_last_published(turn, name, last, of_turn.after)
+    return False
+
+
+def check_last_published(turn: TurnId, table: str, last: int | None, expected: int | None) -> None:
+    """Raises LedgerError if the newest turn of the lane and epoch in an output table, `last`, is not the one that the
+    ledger has published there last. None for `last` is no error: then a user has made the table anew."""
+    if last is None or last == expected:
         return
-    if outputs.execution and (staged is None or staged.execution != outputs.execution):
-        raise LedgerError(
-            f"{turn} is settled, and its rows are not in {', '.join(missing)}; its staged rows in {root}/{folder} are "
-            f"gone. Restore that folder from a backup; no other turn is planned until then"
-        )
-    outcomes = AttemptOutcomes.read(store, turn)
-    of_turn = below(folder, staged.tables if staged is not None and outputs.execution else ())
-    for name in missing:
-        sources, table = [each for each in (*of_turn, *outputs.released) if each.table == name], table_of(store, name)
-        try:
-            with table.errors():
-                _publish_table(store, turn, outputs.application, sources, Folder(root), outcomes)
-        except (FatalError, TransientError):
-            # Another process may have published the turn meanwhile, and removed the staged rows.
-            if not _has(table, outputs, turn):
-                raise
+    held = f"holds turn {turn_in(last)} of lane {turn.lane}, epoch {turn.epoch}"
+    if expected is not None and turn_in(expected) > turn_in(last):
+        what = f"{held}, and the ledger has published turn {turn_in(expected)} there: the table is an older copy"
+    else:
+        what = f"{held}, as another ledger has stored it: ACKLINE_AUDIT is an older copy of the ledger"
+    raise LedgerError(
+        f"the output table {scrub_address(table)} {what}. Restore the newer copy. Without one, begin a new epoch, in "
+        f"which records that are handled again publish their rows again: {_way_out(turn)}"
+    )
 
 
-def below(folder: str, tables: Iterable[StagedTable]) -> list[StagedTable]:
-    """Returns the tables of a manifest with paths that are relative to the staging root."""
-    return [
-        replace(table, files=[replace(file, path=f"{folder}/{file.path}") for file in table.files]) for table in tables
-    ]
+def _way_out(turn: TurnId) -> str:
+    if turn.lane == LIVE:
+        return f"`ackline reset {turn.pipeline} --to OFFSET --reason …` (`--to floor` goes on where the ledger is)"
+    return f"end the backfill with `ackline backfill {turn.pipeline} --cancel …`, and choose its offsets in another one"
+
+
+def below(folder: str, table: StagedTable) -> StagedTable:
+    """Returns a table of a manifest with paths that are relative to the staging root."""
+    return replace(table, files=[replace(file, path=f"{folder}/{file.path}") for file in table.files])
 
 
 def _uri(store: LedgerStore, table: str) -> str:
     return output_folder(lane_folder(store.root, store.pipeline, LIVE), table)
 
 
-def _has(table: OutputTable, outputs: OutputsOfTurn, turn: TurnId) -> bool:
-    return (table.version_of(outputs.application) or 0) >= turn.n
-
-
-def _publish_table(
+def write_table(
     store: LedgerStore,
     turn: TurnId,
-    application: str,
     sources: Sequence[StagedTable],
     root: Folder,
     outcomes: AttemptOutcomes,
-) -> None:
+    after: int | None = None,
+) -> TableOfTurn:
+    """Writes the rows that a turn publishes in one output table to data files of the table, which no version names yet.
+
+    `sources` are staged rows of this table, with paths below `root`; those of acked records are written. Creates the
+    table if it does not exist. The files are on the disk when this returns. Raises ConfigError if rows do not fit the
+    table, FatalError and TransientError if the table or a staged file can't be used.
+    """
     table = OutputTable(_uri(store, sources[0].table), joined_columns(sources), sources[0].partition_by)
-    table.create()  # first: another lane may create it at the same time, with other columns
-    columns = table.columns()  # the partition columns of a table that exists are those that count
-    assert columns is not None
-    for staged in sources:
-        check_staged_columns(staged, columns)
-    schema = pa.schema([*OF_ROW.remove_metadata(), *((name, arrow_type(kind)) for name, kind in columns.items())])
-    files = [file for staged in sources for file in _write(table, _rows(root, staged, turn, outcomes, schema))]
-    # The fence: of two processes that publish the turn, one commits. A refused commit removes no file, because the log
-    # may name these files: if the answer to the write of an entry is lost, delta-rs repeats the write, which fails
-    # because the entry exists. Files that no version names stay until the table is vacuumed.
-    table.append(files, application, turn.n)
+    with table.errors():
+        table.create()  # first: another lane may create it at the same time, with other columns
+        columns = table.columns()  # the partition columns of a table that exists are those that count
+        assert columns is not None
+        for staged in sources:
+            check_staged_columns(staged.table, staged.columns, columns)
+        schema = pa.schema([*OF_ROW.remove_metadata(), *((name, arrow_type(kind)) for name, kind in columns.items())])
+        rows, files = 0, list[FinalFile]()
+        for staged in sources:
+            for waiting in _in_files(_rows(root, staged, turn, outcomes, schema)):
+                rows += waiting.num_rows
+                files.extend(_write_files(table, waiting))
+    return TableOfTurn(after, rows, files, columns)
+
+
+def entries(files: Iterable[FinalFile]) -> list[AddAction]:
+    """Returns what the log entry of a turn has to say of its files."""
+    return [AddAction(f.path, f.size, dict(f.partition), f.modification_time, True, f.stats) for f in files]
 
 
 def joined_columns(sources: Sequence[StagedTable]) -> dict[str, str]:
@@ -254,13 +272,13 @@ def joined_columns(sources: Sequence[StagedTable]) -> dict[str, str]:
     return {name: kind for staged in reversed(sources) for name, kind in staged.columns.items()}
 
 
-def check_staged_columns(staged: StagedTable, columns: Mapping[str, str]) -> None:
-    """Raises ConfigError if staged rows do not fit a table with these columns: a user may have changed the table or the
-    pipeline file since a task staged the rows."""
-    differing = sorted(name for name, kind in staged.columns.items() if columns.get(name) != kind)
+def check_staged_columns(table: str, columns: Mapping[str, str], existing: Mapping[str, str]) -> None:
+    """Raises ConfigError if rows with `columns` do not fit a table with the columns `existing`: a user may have changed
+    the table or the pipeline file since a task staged the rows."""
+    differing = sorted(name for name, kind in columns.items() if existing.get(name) != kind)
     if differing:
         raise ConfigError(
-            f"outputs: staged rows wait for the table {scrub_address(staged.table)}, and their columns differ from "
+            f"outputs: staged rows wait for the table {scrub_address(table)}, and their columns differ from "
             f"those of the table or of the pipeline file ({', '.join(differing)}); restore these columns. If you "
             f"can't, close the open turn, if there is one, with `ackline void`; then drop the rows of records in "
             f"flight with `ackline reset`",
@@ -318,28 +336,29 @@ def _first_acked(anchors: pa.ListArray, acked: npt.NDArray[np.bool_]) -> tuple[p
     return pa.array(rows), pa.array(first[rows], mask=untracked[rows])
 
 
-def _write(table: OutputTable, tables: Iterator[pa.Table]) -> Iterator[AddAction]:
+def _in_files(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Yields rows together until they are enough for a file."""
     waiting: list[pa.Table] = []
     for rows in tables:
         waiting.append(rows)
         if sum(each.num_rows for each in waiting) >= _ROWS_A_FILE or sum(map(_bytes, waiting)) >= _BYTES_A_FILE:
-            yield from _write_files(table, pa.concat_tables(waiting))
+            yield pa.concat_tables(waiting)
             waiting = []
     if waiting:
-        yield from _write_files(table, pa.concat_tables(waiting))
+        yield pa.concat_tables(waiting)
 
 
 def _bytes(rows: pa.Table) -> int:
     return int(rows.nbytes)
 
 
-def _write_files(table: OutputTable, rows: pa.Table) -> Iterator[AddAction]:
+def _write_files(table: OutputTable, rows: pa.Table) -> Iterator[FinalFile]:
     """Writes rows to durable files, one for each combination of the values of the partition columns."""
     for values, chosen in _by_partition(rows, table.partition_by):
         writer = DataFileWriter(table.storage, f"{partition_path(values)}{uuid.uuid4()}.parquet", chosen.schema)
         writer.write(chosen)
         file = writer.finish()
-        yield AddAction(file.path, file.size, values, file.modification_time, True, file.stats)
+        yield FinalFile(file.path, file.size, file.modification_time, values, file.stats)
 
 
 def _by_partition(rows: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[dict[str, str | None], pa.Table]]:

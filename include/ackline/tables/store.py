@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote, unquote
 from weakref import ReferenceType, ref
 
 import pyarrow.compute as pc
@@ -21,7 +22,19 @@ from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.metrics import TurnReport
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.turns import AnswerReport, Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
+from ackline.ledger.turns import (
+    AckPosition,
+    AnswerReport,
+    Marker,
+    MarkerKind,
+    OperatorLoss,
+    Plan,
+    Settlement,
+    TurnId,
+    TurnKind,
+    number_of,
+    turn_in,
+)
 from ackline.tables.chosen import ChosenOutcomes
 from ackline.tables.layout import LaneTables, check_layout, lanes_of, void_turns
 from ackline.tables.reads import files_of, lost_files, removals
@@ -101,7 +114,7 @@ class ClaimStore(LaneTables):
     def _store_marker(self, plan: Plan, marker: Marker, kind: str, also: str | None = None) -> bool:
         """Stores a marker as number n of `kind`; the same commit carries number n of `also`."""
         application, n = self._application(plan.turn.epoch, kind), plan.turn.n
-        more = () if also is None else (self._application(plan.turn.epoch, also),)
+        more = {} if also is None else {self._application(plan.turn.epoch, also): n}
         return self.plans.append(marker_rows(plan, marker), application, n, more=more)
 
     def _marker(self, turn: TurnId, kind: MarkerKind) -> Marker | None:
@@ -123,14 +136,14 @@ class ClaimStore(LaneTables):
         application, more = self._application(plan.turn.epoch, "outcomes"), self._marks(plan.turn, operator)
         return self.outcomes.append(table, application, plan.turn.n, note, more)
 
-    def _marks(self, turn: TurnId, operator: OperatorLoss | None) -> list[str]:
+    def _marks(self, turn: TurnId, operator: OperatorLoss | None) -> dict[str, int]:
         """Returns the transaction ids that mark a commit of lost ranges as an operator's.
 
         In the same commit, because settle must find the mark if and only if it finds the rows: a driver may report the
         turn between two commits, and then nothing of it is lost.
         """
         kinds = [] if operator is None else ["lost", "lost-pause"] if operator.pause else ["lost"]
-        return [self._application(turn.epoch, kind) for kind in kinds]
+        return {self._application(turn.epoch, kind): turn.n for kind in kinds}
 
     def operator_loss(self, turn: TurnId) -> OperatorLoss | None:
         """Returns what an operator has stored with the lost ranges of turn n; None if no operator has lost it.
@@ -321,13 +334,26 @@ class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
         """Returns whether outcomes n are stored, which is the only proof that replay handled the turn."""
         return self._is_stored(self.outcomes, turn, "outcomes")
 
-    def store_outcomes(self, turn: TurnId, files: Sequence[AddAction], report: TurnReport | None = None) -> bool:
+    def store_outcomes(
+        self,
+        turn: TurnId,
+        files: Sequence[AddAction],
+        report: TurnReport | None = None,
+        execution: int | None = None,
+    ) -> bool:
         """Make files of outcomes visible, all of them or none; zero files too. Returns False if the number is taken.
 
         The report of the tasks is the note of the same commit. So settle finds the report of exactly these outcomes.
+        `execution` is the one that has staged rows of these outcomes; a transaction id holds it, which stays for good.
         """
         note = report.encode() if report else None
-        return self.outcomes.append(files, self._application(turn.epoch, "outcomes"), turn.n, note)
+        more = {} if execution is None else {self._application(turn.epoch, "execution"): number_of(turn, execution)}
+        return self.outcomes.append(files, self._application(turn.epoch, "outcomes"), turn.n, note, more)
+
+    def execution_of(self, turn: TurnId) -> int | None:
+        """Returns the execution of an open turn that outcomes n name; None if it has staged no rows."""
+        number = self.outcomes.version_of(self._application(turn.epoch, "execution"))
+        return number % (1 << 32) if number is not None and turn_in(number) == turn.n else None
 
     def report_of(self, turn: TurnId) -> TurnReport | None:
         """Returns the tasks' report of a turn; None if there is none, or if the Delta log has expired it."""
@@ -359,16 +385,54 @@ class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
     ) -> bool:
         """Store settle's decisions, zero of them too. Returns False if the number is taken.
 
-        The report of the answers is the note of the same commit: the answers of exactly that range were decided.
+        The same commit holds how far the answers were read, as transaction ids: the answers of exactly that range were
+        decided. The counts of the answers are its note.
         """
         rows = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, decisions)
         note = answers.encode() if answers else None
-        return self.outcomes.append(rows, self._application(plan.turn.epoch, "decisions"), plan.turn.n, note)
+        more = self._position_numbers(plan.turn, answers.position) if answers else {}
+        return self.outcomes.append(rows, self._application(plan.turn.epoch, "decisions"), plan.turn.n, note, more)
+
+    def _position_numbers(self, turn: TurnId, at: AckPosition) -> dict[str, int]:
+        """Returns how far a turn has read its ack topic as numbers of transaction ids, for `answers_of`."""
+        numbers = {f"ack/{at.topic}/{at.topic_id}": turn.n}
+        for partition, offset in at.next.items():
+            numbers[f"ack-next/{at.topic_id}/{partition}"] = offset
+            # Set for each partition: one that has no leader epoch now must not have that of an earlier turn.
+            numbers[f"ack-leader/{at.topic_id}/{partition}"] = at.leader_epochs.get(partition, -1) + 1
+        return {self._application(turn.epoch, kind): number for kind, number in numbers.items()}
 
     def answers_of(self, turn: TurnId) -> AnswerReport | None:
-        """Returns the report of the answers that decisions n hold; None if there is none, or if the Delta log has
-        expired it."""
-        return AnswerReport.decode(self.outcomes.note_of(self._application(turn.epoch, "decisions"), turn.n))
+        """Returns the report of the answers that decisions n of an open turn hold, without counts and warnings if the
+        Delta log has expired those; None if the turn has read no answers."""
+        numbers, of_epoch = self.outcomes.transactions(), self._application(turn.epoch, "ack")
+        topics = [id_ for id_, n in numbers.items() if id_.startswith(f"{of_epoch}/") and n == turn.n]
+        if not topics:
+            return None
+        topic, _, topic_id = topics[0].removeprefix(f"{of_epoch}/").partition("/")  # no name of a topic has a slash
+        next_, leaders = dict[int, int](), dict[int, int]()
+        for id_, number in numbers.items():
+            kind, _, partition = id_.removeprefix(of_epoch).rpartition("/")
+            if kind == f"-next/{topic_id}":
+                next_[int(partition)] = number
+            elif kind == f"-leader/{topic_id}" and number:
+                leaders[int(partition)] = number - 1
+        stored = AnswerReport.decode(self.outcomes.note_of(self._application(turn.epoch, "decisions"), turn.n))
+        report = stored or AnswerReport(AckPosition("", ""))
+        return replace(report, position=AckPosition(topic, topic_id, next_, leaders))
+
+    # ---- output tables --------------------------------------------------------------------------------------------
+
+    def store_give_up(self, turn: TurnId, table: str) -> bool:
+        """Store that an operator gives up the rows of a settled turn for an output table. Returns False if that is
+        stored already."""
+        return self.settlements.append([], self._application(turn.epoch, f"given-up/{quote(table, safe='')}"), turn.n)
+
+    def given_up(self, turn: TurnId) -> set[str]:
+        """Returns the output tables for which an operator has given up the rows of the newest settled turn."""
+        of_epoch = self._application(turn.epoch, "given-up/")
+        numbers = self.settlements.transactions()
+        return {unquote(id_[len(of_epoch) :]) for id_, n in numbers.items() if n == turn.n and id_.startswith(of_epoch)}
 
     def void_turns(self, epoch: int) -> set[int]:
         """Returns the numbers of the turns of an epoch that were closed as void. One read, however many turns there

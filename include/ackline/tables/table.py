@@ -27,7 +27,6 @@ from ackline.tables.append import (
     REWRITE,
     add_missing_columns,
     create_table,
-    is_taken,
     link_entry,
     missing_columns,
     retry_beside_rivals,
@@ -233,19 +232,19 @@ class AuditTable(TableReads):
         application: str,
         number: int,
         note: str | None = None,
-        more: Sequence[str] = (),
+        more: Mapping[str, int] | None = None,
         remove: Callable[[DeltaTable], Sequence[RemoveAction]] | None = None,
     ) -> bool:
         """Append rows, or files already written, as version `number` of `application`; zero rows are a commit too.
 
-        `note` is stored in the metadata of the commit, where `note_of` finds it. `more` are further applications of
-        which the commit takes the same number; they are no fence. `remove` returns which files the same commit stops
+        `note` is stored in the metadata of the commit, where `note_of` finds it. `more` are the numbers of
+        further applications that the commit sets; they are no fence. `remove` returns which files the same commit stops
         naming, for the version that it is made upon.
         Returns True once the commit is stored, and False if the number is taken; then nothing is stored. Raises
         TransientError if rivals win each of COMMIT_TRIES commits, and FatalError if the store refuses the write (a full
         disk): then nothing is visible.
         """
-        fence = [Transaction(name, number) for name in (application, *more)]
+        fence = [Transaction(name, version) for name, version in ({application: number} | dict(more or {})).items()]
         metadata = {} if note is None else {_COMMIT: f"{application}/{number}", _NOTE: note}
         commit = _Commit(rows, application, number, fence, metadata, remove)
         with self.errors():
@@ -268,14 +267,14 @@ class AuditTable(TableReads):
                 # The version that proves the number free is the one that is committed upon: a rival in between makes
                 # the commit fail.
                 state = self._writable()
-                if is_taken(state.version_of(commit.application), commit.number):
+                if self._is_taken(state.version_of(commit.application), commit.number):
                     return False
                 if self.has_lock and commit.remove is None:
                     link_entry(self, state, commit.files(self.storage), commit.fence, commit.metadata)
                     return True
                 return self._store_upon_files(commit)
             except CommitFailedError:
-                if is_taken(self.version_of(commit.application), commit.number):
+                if self._is_taken(self.version_of(commit.application), commit.number):
                     return False
                 raise
 
@@ -283,11 +282,15 @@ class AuditTable(TableReads):
         """Stores a commit as `_store` does, in an object store, or if it removes files: delta-rs loads the files of
         the version that it commits upon."""
         table = self.opened()
-        if is_taken(table.transaction_version(commit.application), commit.number):
+        if self._is_taken(table.transaction_version(commit.application), commit.number):
             return False
         removed = commit.remove(table) if commit.remove else ()
         self.commit(table, [*commit.files(self.storage), *removed], commit.fence, commit.metadata)
         return True
+
+    def _is_taken(self, last: int | None, number: int) -> bool:
+        """Returns whether a number is taken, if `last` is the last one of its application."""
+        return last is not None and last >= number
 
     def _checkpoint_if_due(self) -> None:
         """Writes a checkpoint after enough commits. The commit that was stored does not depend on it."""

@@ -187,7 +187,7 @@ class OutputTables:
         """Return the newest turn in the log of each table under each of these transaction ids; 0 for none."""
         opened = {table: self._open(table) for table in tables}
         return {
-            table: {each: (found.transaction_version(each) if found else None) or 0 for each in applications}
+            table: {each: ((found.transaction_version(each) if found else None) or 0) >> 32 for each in applications}
             for table, found in opened.items()
         }
 
