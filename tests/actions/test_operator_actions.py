@@ -279,24 +279,18 @@ def test_a_reset_goes_to_a_word_a_time_or_a_distance_in_each_partition(
     assert (lane.floor(), lane.floor(TP1)) == floors
 
 
-def test_a_skip_to_a_time_leaves_partitions_alone_that_are_past_it() -> None:
+@pytest.mark.parametrize(("to", "target"), [(NOON + timedelta(minutes=5), 2), ("earliest", 1)])
+def test_a_skip_to_a_time_or_to_the_log_start_leaves_partitions_alone_that_are_past_it(to: Any, target: int) -> None:
     lane = MemoryLane(OK, OK, partitions=2)
     late = NOON + timedelta(minutes=5)
     lane.produce(OK, time=late)
     lane.run()
     lane.produce(OK, OK, tp=TP1)
     lane.produce(OK, time=late, tp=TP1)
-    request(lane, TurnKind.SKIP, to=late)
-    assert (lane.floor(), lane.floor(TP1), lane.ranges(Outcome.SKIPPED, TP1)) == (3, 2, [(0, 2)])
-    assert list(lane.adapters().store.plan(lane.newest().turn).partitions) == [TP1]
-
-
-def test_a_skip_to_the_log_start_leaves_partitions_alone_that_are_past_it() -> None:
-    lane = MemoryLane(OK, OK, partitions=2).after_run()
-    lane.produce(OK, OK, tp=TP1)
-    lane.log(TP1).expire(1)
-    request(lane, TurnKind.SKIP, to="earliest")
-    assert (lane.floor(), lane.floor(TP1), lane.ranges(Outcome.SKIPPED, TP1)) == (2, 1, [(0, 1)])
+    if to == "earliest":
+        lane.log(TP1).expire(1)
+    request(lane, TurnKind.SKIP, to=to)
+    assert (lane.floor(), lane.floor(TP1), lane.ranges(Outcome.SKIPPED, TP1)) == (3, target, [(0, target)])
     assert list(lane.adapters().store.plan(lane.newest().turn).partitions) == [TP1]
 
 

@@ -239,10 +239,6 @@ def test_a_void_stops_naming_the_lost_files_of_its_turn_after_its_settlement(gua
     assert (lane.offsets(), lane.committed()) == ([0, 1, 0, 1], 2)
 
 
-def no_proof(lane: MemoryLane) -> None:
-    lane.settle()
-
-
 def guarantee_changed(lane: MemoryLane) -> None:
     lane.settings["guarantee"] = AT_MOST_ONCE
     lane.run()
@@ -261,19 +257,15 @@ def leader_is_gone(lane: MemoryLane) -> None:
 
 
 def outcome_files_are_lost(lane: MemoryLane) -> None:
-    def fails(*_: Any, **__: Any) -> Any:
-        raise FatalError("the table outcomes can't be used: no such file")
-
     lane.replay()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.support.memory_store.MemoryStore.outcomes_of", fails)
-        lane.settle()
+    lane.world.tables.lost_files.update(lane.world.tables.outcomes)
+    lane.settle()
 
 
 @pytest.mark.parametrize(
     ("stuck", "error"),
     [
-        (no_proof, NoProof),
+        (MemoryLane.settle, NoProof),
         (guarantee_changed, ConfigError),
         (batch_does_not_decode, FatalError),
         (leader_is_gone, TransientError),
@@ -281,7 +273,7 @@ def outcome_files_are_lost(lane: MemoryLane) -> None:
     ],
 )
 def test_the_error_of_a_turn_that_may_be_stuck_names_the_way_out(
-    stuck: Callable[[MemoryLane], None], error: type[AcklineError]
+    stuck: Callable[[MemoryLane], object], error: type[AcklineError]
 ) -> None:
     lane = MemoryLane(OK).after_plan()
     with pytest.raises(error, match=r"`ackline void lane --reason …`"):

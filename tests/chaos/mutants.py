@@ -219,18 +219,9 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
 OTHERS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     mutant.__name__: mutant
     for mutant in (
-        claim_without_commit,
-        start_marker_ignored,
-        actions_acknowledge_nothing,
-        resume_forgets_pending,
-        rows_without_the_first,
-        metadata_without_epoch,
-        breaker_never_trips,
-        parked_not_committed,
-        void_beside_a_claim,
-        waiver_ignored,
-        operator_loss_not_marked,
-        reset_leaves_no_rows,
+        *(claim_without_commit, start_marker_ignored, actions_acknowledge_nothing, resume_forgets_pending),
+        *(rows_without_the_first, metadata_without_epoch, breaker_never_trips, parked_not_committed),
+        *(void_beside_a_claim, waiver_ignored, operator_loss_not_marked, reset_leaves_no_rows),
     )
 }
 
@@ -309,10 +300,7 @@ def hidden_answers_time_out(patch: pytest.MonkeyPatch) -> None:
 ANSWER_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     mutant.__name__: mutant
     for mutant in (
-        stale_answers_count,
-        older_attempts_count,
-        position_not_fenced,
-        timeouts_before_answers,
-        hidden_answers_time_out,
+        *(stale_answers_count, older_attempts_count, position_not_fenced, timeouts_before_answers),
+        *(hidden_answers_time_out,),
     )
 }

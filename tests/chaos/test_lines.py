@@ -161,8 +161,7 @@ def test_two_that_settle_at_once_fold_the_decisions_that_are_stored_and_not_thei
     first.advance(None)
     second.advance(None)
     judge(lane)
-    assert (first.error, second.error) == (None, None)
-    assert lane.state().pending_by_kind()[PendingKind.DEAD_LETTER] == 1
+    assert (first.error, second.error, lane.state().pending_by_kind()[PendingKind.DEAD_LETTER]) == (None, None, 1)
     run_times(lane, "after", 3)
     judge(lane)
     assert lane.committed() == 6

@@ -17,10 +17,7 @@ from ackline.steps import plan, replay
 from ackline.steps.replay import job_of
 from ackline.tables.store import LedgerStore
 from tests.e2e.fixtures import MakeLab
-
-
-class Killed(Exception):
-    """The process ends here."""
+from tests.support.actor import Killed
 
 
 def test_m1_a_commit_before_its_settlement_is_found(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from ackline.steps.replay import job_of
 from tests.chaos import handlers, victims
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, Row, all_of
+from tests.support.actor import Killed
 
 
 def turns(lane: Lab) -> dict[str, Counter[tuple[int, str]]]:
@@ -157,8 +158,7 @@ def test_s7_a_driver_that_is_paused_and_resumed_beside_its_retry_adds_nothing(la
         lane.run()
         lane.run()
         rows = lane.rows()
-        assert lane.new_calls() == sorted([*((offset, 1) for offset in range(8)), (1, 2)])
-        assert lane.committed() == 8
+        assert (lane.new_calls(), lane.committed()) == (sorted([*((offset, 1) for offset in range(8)), (1, 2)]), 8)
         handlers.gate(lane.topic).touch()
         os.killpg(paused.pid, signal.SIGCONT)
         errors = paused.communicate(timeout=victims.SECONDS)[1]
@@ -270,9 +270,6 @@ def test_s53_an_operator_action_that_was_killed_is_finished_by_the_next_run(
     lane = lab(retry={"initial_delay": "1h"})
     lane.produce_records(3, {1: {"fail": -1}})
     lane.run()
-
-    class Killed(BaseException):
-        """The operator's process ends."""
 
     def die(*_: object) -> None:
         raise Killed

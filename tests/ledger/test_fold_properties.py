@@ -164,8 +164,7 @@ def test_columns_of_rows_and_of_pending_runs_are_the_same_values(turn: Turn) -> 
     runs = tuple(pending)
     assert list(columns) == [row._replace(reason=None) for row in turn.rows]
     halves = [columns[: len(columns) // 2], list(columns[len(columns) // 2 :])]
-    assert (OutcomeColumns.concat(halves), PendingRuns.of(runs)) == (columns, pending)
-    assert pending == runs
+    assert (OutcomeColumns.concat(halves), PendingRuns.of(runs), tuple(pending)) == (columns, pending, runs)
     assert tuple(pending[index] for index in range(-len(pending), 0)) == runs
     by_columns = fold(PartitionState(turn.before.complete_to, runs), turn.fresh, turn.retries, columns, turn.policy)
     assert by_columns == turn.fold()

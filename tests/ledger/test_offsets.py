@@ -117,8 +117,7 @@ def test_the_end_of_a_range_is_the_next_offset() -> None:
 
 def test_partitions_sort_by_topic_then_by_number() -> None:
     partitions = [TopicPartition("b", 0), TopicPartition("a", 10), TopicPartition("a", 2)]
-    assert sorted(partitions) == [("a", 2), ("a", 10), ("b", 0)]
-    assert str(TopicPartition("orders", 3)) == "orders[3]"
+    assert (sorted(partitions), str(TopicPartition("orders", 3))) == ([("a", 2), ("a", 10), ("b", 0)], "orders[3]")
 
 
 def test_the_algebra_is_linear_in_its_ranges() -> None:

@@ -39,8 +39,7 @@ def read_until_full(lane: PureLane, handle: Handle) -> list[int]:
 def test_i8_a_gap_longer_than_the_window_does_not_fill_it() -> None:
     lane = lane_with_gaps(2_000, range(1, 1_001), window=10)
     assert read_until_full(lane, fails(0)) == [0, *range(1_001, 1_010)]
-    assert lane.poll().planned[FIRST].why == WINDOW_FULL
-    assert (lane.floor, lane.states[FIRST].uncommitted) == (0, 10)
+    assert (lane.poll().planned[FIRST].why, lane.floor, lane.states[FIRST].uncommitted) == (WINDOW_FULL, 0, 10)
 
 
 def test_each_turn_reads_at_most_a_window_of_offsets_that_may_be_records() -> None:

@@ -37,6 +37,7 @@ from ackline.tables.files import DataFileWriter
 from ackline.tables.folder import Folder
 from ackline.tables.output_table import OutputTable
 from ackline.tables.turn_outcomes import TurnOutcomes
+from tests.support.actor import Killed
 
 ROWS = pa.schema(
     [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("end_offset", pa.int64()),
@@ -54,10 +55,6 @@ WRITES = (
     (Folder, "remove"),
     (Folder, "remove_tree"),
 )
-
-
-class Killed(BaseException):
-    """The end of a process."""
 
 
 @dataclass

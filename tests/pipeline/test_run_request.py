@@ -21,8 +21,7 @@ def test_a_plan_stores_the_request(request: RunRequest) -> None:
 
 
 def test_a_request_of_everything_is_not_stored() -> None:
-    assert EVERYTHING.settings() == {}
-    assert RunRequest.of_plan({"name": "orders"}) == EVERYTHING
+    assert (EVERYTHING.settings(), RunRequest.of_plan({"name": "orders"})) == ({}, EVERYTHING)
 
 
 @pytest.mark.parametrize(

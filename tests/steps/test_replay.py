@@ -175,8 +175,7 @@ def test_s41_a_plan_of_retries_alone_goes_on_where_retention_has_passed_all_that
     lane.log().expire(4)
     lane.replay()
     lane.settle()
-    assert (lane.newest().kind, lane.pending()) == (TurnKind.RUN, [])
-    assert dict(lane.settled().counts) == {"expired": 2}
+    assert (lane.newest().kind, lane.pending(), dict(lane.settled().counts)) == (TurnKind.RUN, [], {"expired": 2})
 
 
 def test_a_leader_elected_without_truncation_while_a_turn_is_open_does_not_make_it_void() -> None:

@@ -73,8 +73,7 @@ def test_a_run_that_lost_its_turn_reports_and_settles_the_turn_that_it_has_repla
 
     lane.strike("settlement", lambda: lane.strike("plan", other_run(lane, ends_turn), AFTER), AFTER)
     done = run.replay_until_records(lane.adapters(), no_session)
-    assert ([plan.turn.n for plan in done.plans], done.calls) == (turns, 2)
-    assert lane.newest().turn.n == turns[-1] - 1
+    assert ([plan.turn.n for plan in done.plans], done.calls, lane.newest().turn.n) == (turns, 2, turns[-1] - 1)
 
 
 def test_a_run_whose_turn_an_operator_voids_ends_even_if_it_has_replayed_the_next_one() -> None:
@@ -184,8 +183,7 @@ def test_partitions_that_are_not_requested_are_not_read_and_move_no_floor() -> N
     asked(lane, partitions=frozenset({TP1}))
     assert (lane.calls(TP), lane.calls(TP1)) == ([], [(0, 1)])
     stored = lane.adapters().store.plan(lane.newest().turn)
-    assert stored.partitions[TP].why == NOT_REQUESTED
-    assert stored.settings[SETTING] == {"partitions": ["orders[1]"]}
+    assert (stored.partitions[TP].why, stored.settings[SETTING]) == (NOT_REQUESTED, {"partitions": ["orders[1]"]})
     lane.run()
     assert lane.calls(TP) == [(0, 1)]
 

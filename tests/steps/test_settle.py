@@ -170,8 +170,7 @@ def test_s45_s46_what_was_skipped_stays_so_though_the_breaker_voids_the_turn_aft
     lane = MemoryLane(*[FAILS] * 20, breaker=breaker, max_offset_behind=behind)
     trip(lane)
     trip(lane)
-    assert lane.ranges(Outcome.SKIPPED) == [(0, 15)]
-    assert (lane.newest().kind, lane.committed()) == (TurnKind.VOID, None)
+    assert (lane.ranges(Outcome.SKIPPED), lane.newest().kind, lane.committed()) == ([(0, 15)], TurnKind.VOID, None)
     lane.run(lane.adapters(no_breaker=True))
     assert lane.calls() == [(offset, 1) for _ in range(3) for offset in range(15, 20)]
     assert (lane.settled().totals or {})["skipped"] == 15

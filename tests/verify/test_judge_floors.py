@@ -1,4 +1,4 @@
-"""The state that settlements leave, and the committed offsets of the group."""
+"""The state that settlements leave, the committed offsets of the group, and the journal of handler calls."""
 
 import pytest
 
@@ -8,6 +8,7 @@ from tests.verify.fabricated import (
     after_noon,
     assert_found,
     at_most_once,
+    outcome,
     plan,
     retry,
     settlement,
@@ -65,6 +66,13 @@ def void_forgets(history: History) -> None:
               "I1 orders[0] offset 10: is committed by another ledger of this pipeline"),
     violation(lambda h: h.records.insert(6, 6),
               "I2 orders[0] offset 6: is below the committed offset, but has no terminal outcome"),
+    violation(lambda h: h.calls.remove((8, 1)),
+              "I2 orders[0] offset 8: has the outcome of an attempt for which no handler was called"),
+    violation(lambda h: h.calls.append((3, 3)),
+              "I5 orders[0] offset 3: has a handler call of an attempt above the limit of 2 attempts",
+              "I4 orders[0] offset 3: has a handler call, but no outcome of that attempt counts"),
+    violation(lambda h: h.calls.append((3, 2**16 + 1)),  # is no call of attempt 1 at offset 4
+              "I4 orders[0] offset 3: has a handler call, but no outcome of that attempt counts"),
 ])  # fmt: skip
 def test_each_violation_is_named(change: Change, sentences: tuple[str, ...]) -> None:
     assert_found(change, sentences)
@@ -79,3 +87,17 @@ def test_at_most_once_a_claim_is_committed_before_its_turn_is_settled_i1() -> No
     found = history.violations(settled=False)
     assert "I1 orders[0] offset 10: is committed for turn 1 of epoch 0, which is not settled" in found
     assert "I2 orders[0] offset 0: is below the committed offset, but has no terminal outcome" in found
+
+
+def test_at_most_once_a_call_that_was_never_reported_is_lost() -> None:
+    assert at_most_once(outcome(1, 0, 0, "lost", end_offset=10)).violations() == []
+
+
+def test_at_most_once_a_second_call_for_an_offset_is_found_i7() -> None:
+    history = at_most_once(outcome(1, 0, 0, "lost", end_offset=10))
+    history.calls.append((3, 1))
+    assert history.violations() == [
+        "I7 orders[0] offset 3: has more than one handler call, but was planned at most once"
+    ]
+    history.plans[0].update(settings=None)
+    assert history.violations() == []

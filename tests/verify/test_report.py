@@ -63,8 +63,7 @@ def test_without_evidence_there_is_no_verdict_and_the_status_is_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judge_without_reading(monkeypatch, Unreadable("topic orders does not exist"))
-    assert command.main(ARGUMENTS) == 2
-    assert capsys.readouterr().err == "cannot judge: topic orders does not exist\n"
+    assert (command.main(ARGUMENTS), capsys.readouterr().err) == (2, "cannot judge: topic orders does not exist\n")
 
 
 def test_of_many_offsets_with_one_violation_three_are_named_and_the_others_counted() -> None:
