@@ -76,8 +76,8 @@ def test_s7_i11_a_number_that_is_taken_is_refused_and_adds_no_row(tables: Tables
 
 
 def test_a_plan_reads_back_as_it_was_stored(tables: Tables) -> None:
-    """Ordered by topic-partition; equal neighbours among the retries are joined."""
-    retries = (ValuedRange(2, 3, 2), ValuedRange(3, 5, 2), ValuedRange(7, 8, 3))
+    """Ordered by topic-partition."""
+    retries = (ValuedRange(2, 5, 2), ValuedRange(7, 8, 3))
     reads = PlannedPartition(
         "Zq1", OffsetRange(10, 20), retries, 2, 10, LogBounds(1, 30, 7), None, Committed(2, '{"n": "é"}'), 3
     )
@@ -90,8 +90,7 @@ def test_a_plan_reads_back_as_it_was_stored(tables: Tables) -> None:
     stored = Plan(turn(1), TurnKind.RUN, "run", NOON, partitions, "read_uncommitted", settings, "ann", "why not")
     store = tables.store()
     assert store.store_plan(stored)
-    joined = replace(reads, retries=(ValuedRange(2, 5, 2), ValuedRange(7, 8, 3)))
-    assert store.plan(turn(1)) == replace(stored, partitions={**partitions, TP: joined})
+    assert store.plan(turn(1)) == stored
     assert list(store.plan(turn(1)).partitions) == sorted(partitions)
 
 
