@@ -130,6 +130,8 @@ def test_s72_an_outcome_of_a_topic_that_was_created_again_is_gone() -> None:
     choice = MemoryBackfill(live, "b", outcome="dead").choose()
     assert not choice.partitions
     assert list(choice.gone) == [GoneRange(TP, OffsetRange(0, 2), IN_OLDER_TOPIC)]
+    asked = MemoryBackfill(live, "c", "orders:0:1-9", outcome="dead").choose()
+    assert list(asked.gone) == [GoneRange(TP, OffsetRange(1, 2), IN_OLDER_TOPIC)]
 
 
 def test_s72_an_outcome_beyond_the_log_end_is_gone() -> None:

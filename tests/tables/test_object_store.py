@@ -37,11 +37,12 @@ def test_a_folder_on_the_disk_has_no_options(connection: pytest.MonkeyPatch) -> 
     assert isinstance(arrow_filesystem("/mnt/audit")[0], pafs.LocalFileSystem)
 
 
-def test_the_environment_holds_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("endpoint", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
+def test_the_environment_holds_the_options(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, name.lower())
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://store:9000")
+    monkeypatch.setenv(endpoint, "https://store:9000")
     assert options_of(ROOT) == {
         "aws_access_key_id": "aws_access_key_id",
         "aws_secret_access_key": "aws_secret_access_key",

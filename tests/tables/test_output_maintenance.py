@@ -131,9 +131,16 @@ def test_a_turn_is_refused_again_after_the_log_has_expired_its_entry(root: str, 
 
 
 @ON_DISK
-def test_the_log_of_a_table_keeps_its_entries_as_long_as_its_user_asks(root: str, table: OutputTable) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [{"delta.logRetentionDuration": "interval 99999 days"}, {"delta.enableExpiredLogCleanup": "false"}],
+    ids=str,
+)
+def test_the_log_of_a_table_keeps_its_entries_as_long_as_its_user_asks(
+    root: str, table: OutputTable, asked: dict[str, str]
+) -> None:
     assert all(publish(table, *range(1, 26)))
-    delta(table).alter.set_table_properties({"delta.logRetentionDuration": "interval 99999 days"})
+    delta(table).alter.set_table_properties(asked)
     for entry in Path(table.uri, "_delta_log").iterdir():
         os.utime(entry, (time.time() - 40 * 86_400,) * 2)
     maintain(root)

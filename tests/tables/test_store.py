@@ -1,13 +1,16 @@
 """The ledger store on real Delta tables: its fences, and races for a number. See also test_memory_store.py."""
 
 import multiprocessing
+from collections.abc import Callable
 from datetime import date, timedelta
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 from typer.testing import CliRunner
 
 from ackline.cli.app import app
@@ -15,7 +18,9 @@ from ackline.errors import ConfigError
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import AckPosition, AnswerReport, Marker, MarkerKind, Plan, Settlement, TurnKind
+from ackline.tables import append
 from ackline.tables.layout import all_lanes
+from ackline.tables.log import DeltaLog
 from ackline.tables.maintenance import maintain, open_turns
 from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.schemas import SETTLEMENTS, settlement_from_rows, settlement_rows
@@ -249,3 +254,38 @@ def test_the_position_in_the_ack_topic_and_the_execution_stay_when_the_log_has_e
     assert store.execution_of(turn(2)) is None
     store.store_decisions(plan(3), "run", {})
     assert store.answers_of(turn(3)) is None
+
+
+@pytest.mark.parametrize("error", [CommitFailedError("version is stored already"), OSError("after 3 retries: timeout")])
+def test_a_commit_whose_answer_is_lost_is_won_and_that_of_a_rival_is_not(
+    store: LedgerStore, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Taken for a rival's, an own start marker would let nobody hand out the turn, and its range would be lost."""
+
+    def lost(commit: Callable[..., None]) -> Callable[..., None]:
+        def commit_and_fail(*arguments: Any, **more: Any) -> None:
+            commit(*arguments, **more)
+            raise error
+
+        return commit_and_fail
+
+    store.store_plan(plan(1))
+    monkeypatch.setattr("ackline.tables.table.link_entry", lost(append.link_entry))
+    monkeypatch.setattr(AuditTable, "commit", lost(AuditTable.commit))
+    assert store.store_start_marker(plan(1), "run", NOON)
+    assert not store.store_start_marker(plan(1), "rival", NOON)
+    assert store.plan(turn(1)) == plan(1)
+
+
+def test_an_error_after_a_commit_is_stored_does_not_say_that_nothing_is_visible(
+    store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listing before a checkpoint fails."""
+    assert store.store_plan(plan(1))
+
+    def fail(*_: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(DeltaLog, "checkpointed_rows", fail)
+    assert store.store_plan(plan(2))
+    assert store.plan(turn(2)) == plan(2)

@@ -203,7 +203,9 @@ def _by_outcome(
         every = store.terminal_offsets(epoch, topic_ids, None)[0] if epoch else {}
         for tp in {*matching, *every}:
             epochs.setdefault(tp, []).append((matching.get(tp, NO_RANGES), every.get(tp, NO_RANGES)))
-        older |= {tp: ranges for tp, ranges in in_older.items() if tp in asked}
+        for tp in in_older.keys() & asked.keys():
+            of_asked = intersect(in_older[tp], arrays_of(asked[tp]))[:2]
+            older = {**older, tp: union(older.get(tp, NO_RANGES), of_asked)}
     chosen = {
         tp: ranges_of(intersect(newest_outcomes(of_tp), arrays_of(asked[tp]))[:2])
         for tp, of_tp in epochs.items()

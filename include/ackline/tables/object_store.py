@@ -91,7 +91,9 @@ def _look_up(scheme: str) -> dict[str, str]:
 def _from_environment(scheme: str) -> dict[str, str]:
     options = {name.lower(): os.environ[name] for name in _VARIABLES[scheme] if os.environ.get(name)}
     if scheme == "s3":
-        for option, variable in (("aws_region", "AWS_DEFAULT_REGION"), ("aws_endpoint_url", "AWS_ENDPOINT_URL_S3")):
+        # delta-rs would obey each of these by itself, and Arrow would not: log and data would be in different stores.
+        others = {"aws_region": ("AWS_DEFAULT_REGION",), "aws_endpoint_url": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")}
+        for option, variable in ((option, variable) for option, names in others.items() for variable in names):
             if option not in options and os.environ.get(variable):
                 options[option] = os.environ[variable]
         if "aws_access_key_id" not in options:

@@ -122,6 +122,8 @@ _ENTRIES_STAY = timedelta(days=30)
 """How long log entries stay that two checkpoints cover: Delta's own default, for the user's time travel."""
 _KEEP_ENTRIES, _KEEP_FILES = "delta.logRetentionDuration", "delta.deletedFileRetentionDuration"
 """Properties of a table with which its user keeps log entries or unused files for another time."""
+_REMOVES_ENTRIES = "delta.enableExpiredLogCleanup"
+"""The property of a table with which its user keeps all log entries."""
 _INTERVAL = re.compile(r"interval (\d+) (week|day|hour|minute|second|millisecond)s?", re.IGNORECASE)
 _NO_END = timedelta(days=36_500)
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
@@ -227,7 +229,10 @@ class OutputTable(AuditTable):
         """Does nothing: `columns` checks the columns where they matter."""
 
     def log_retention(self, table: DeltaTable) -> timedelta:
-        """Returns how long log entries stay that a checkpoint covers: the property of the table, or Delta's default."""
+        """Returns how long log entries stay that a checkpoint covers: the property of the table, or Delta's default.
+        They stay for good if the user of the table has switched their removal off."""
+        if table.metadata().configuration.get(_REMOVES_ENTRIES, "true").lower() == "false":
+            return _NO_END
         return _longest(table, _KEEP_ENTRIES, _ENTRIES_STAY)
 
     def file_retention(self, table: DeltaTable, retention: timedelta) -> timedelta:

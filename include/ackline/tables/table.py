@@ -6,6 +6,7 @@ report of a turn's tasks, or the subscription of a lane's first genesis.
 """
 
 import logging
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,7 +35,7 @@ from ackline.tables.append import (
     write_entry,
     write_files,
 )
-from ackline.tables.errors import IgnoredStorageErrors
+from ackline.tables.errors import IgnoredStorageErrors, is_storage_error
 from ackline.tables.folder import Folder, prove_conditional_put
 from ackline.tables.handle import LogState, TableHandle
 from ackline.tables.log import expire_entries, write_checkpoint
@@ -52,7 +53,7 @@ from ackline.tables.reads import (
 )
 from ackline.tables.schemas import TABLES
 
-_COMMIT, _NOTE = "ackline.commit", "ackline.note"
+_COMMIT, _NOTE, _NONCE = "ackline.commit", "ackline.note", "ackline.nonce"
 _SEARCHED_ENTRIES = 512
 """How many of the newest commits are searched for a note: a bound that does not grow with the log."""
 
@@ -240,12 +241,15 @@ class AuditTable(TableReads):
         `note` is stored in the metadata of the commit, where `note_of` finds it. `more` are the numbers of
         further applications that the commit sets; they are no fence. `remove` returns which files the same commit stops
         naming, for the version that it is made upon.
-        Returns True once the commit is stored, and False if the number is taken; then nothing is stored. Raises
-        TransientError if rivals win each of COMMIT_TRIES commits, and FatalError if the store refuses the write (a full
-        disk): then nothing is visible.
+        Returns True once the commit is stored, and False if another commit has taken the number; then nothing is
+        stored. A commit whose answer is lost counts as stored if its entry is found. Raises TransientError if rivals
+        win each of COMMIT_TRIES commits, and FatalError if the store refuses the write (a full disk): then nothing is
+        visible, unless an object store has lost the answer and does not answer since.
         """
         fence = [Transaction(name, version) for name, version in ({application: number} | dict(more or {})).items()]
-        metadata = {} if note is None else {_COMMIT: f"{application}/{number}", _NOTE: note}
+        metadata = {_NONCE: str(uuid.uuid4())}
+        if note is not None:
+            metadata |= {_COMMIT: f"{application}/{number}", _NOTE: note}
         commit = _Commit(rows, application, number, fence, metadata, remove)
         with self.errors():
             try:
@@ -255,9 +259,22 @@ class AuditTable(TableReads):
                     f"the table {scrub_address(self.uri)} refused {COMMIT_TRIES} commits in a row because others write "
                     f"to it; run this again"
                 ) from None
-            if stored:
-                self._checkpoint_if_due()
+            except BaseException as error:
+                if not is_storage_error(error) or not self._is_stored(commit):
+                    raise
+                stored = True
+        if stored:
+            self._checkpoint_if_due()
         return stored
+
+    def _is_stored(self, commit: "_Commit") -> bool:
+        """Returns whether the log has this very commit: a store may keep a write and lose its answer. A rival that has
+        taken the number has another nonce."""
+        with IgnoredStorageErrors():
+            state = self.states.newest()
+            nonce = commit.metadata[_NONCE]
+            return state is not None and self.states.commit_info(state, _NONCE, nonce, _SEARCHED_ENTRIES) is not None
+        return False
 
     def _store(self, commit: "_Commit") -> bool:
         """Stores a commit; returns False if its number is taken. Raises CommitFailedError if a rival makes it fail and
@@ -274,8 +291,9 @@ class AuditTable(TableReads):
                     return True
                 return self._store_upon_files(commit)
             except CommitFailedError:
+                # By a rival, or by the entry of this commit, if the answer to its write is lost and it is repeated.
                 if self._is_taken(self.version_of(commit.application), commit.number):
-                    return False
+                    return self._is_stored(commit)
                 raise
 
     def _store_upon_files(self, commit: "_Commit") -> bool:
@@ -293,13 +311,15 @@ class AuditTable(TableReads):
         return last is not None and last >= number
 
     def _checkpoint_if_due(self) -> None:
-        """Writes a checkpoint after enough commits. The commit that was stored does not depend on it."""
-        files = self.log.files()
-        commits = files.entries[-1].version - files.newest_checkpoint if files.entries else 0
-        if commits < CHECKPOINT_EVERY or commits < min(self.log.checkpointed_rows() // _FILES_A_COMMIT, AT_LEAST_EVERY):
-            return
+        """Writes a checkpoint after enough commits. The commit that was stored does not depend on it, so what fails
+        here raises nothing."""
         try:
-            self.checkpoint()
+            with self.errors():
+                files = self.log.files()
+                commits = files.entries[-1].version - files.newest_checkpoint if files.entries else 0
+                enough = min(self.log.checkpointed_rows() // _FILES_A_COMMIT, AT_LEAST_EVERY)
+            if commits >= max(CHECKPOINT_EVERY, enough):
+                self.checkpoint()
         except (FatalError, TransientError) as error:
             _logger.warning("%s. The commit is stored; `ackline maintain` tries the checkpoint again", error)
 
