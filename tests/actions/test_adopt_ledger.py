@@ -79,6 +79,18 @@ def test_s30_a_topic_that_is_new_to_the_ledger_is_adopted_as_well() -> None:
     assert (lane.offsets(), lane.offsets(PAYMENTS), lane.kinds()[-1]) == ([0], [3, 4], "run")
 
 
+def test_s30_a_topic_is_not_adopted_under_a_guarantee_that_pending_records_do_not_have() -> None:
+    """Its genesis turn would run by the new guarantee, and the pending retry would be dropped without a letter."""
+    lane = MemoryLane(FAILS).after_run()
+    lane.topics.append(PAYMENTS.topic)
+    lane.create(PAYMENTS.topic, records=5)
+    lane.move_group(PAYMENTS, 3, other())
+    lane.settings["guarantee"] = "no_guarantee"
+    with pytest.raises(ConfigError, match="guarantee was changed .* `ackline reset"):
+        adopt_ledger(lane.adapters(), "reason")
+    assert lane.newest().turn.n == 1
+
+
 def test_s30_a_dry_run_stores_nothing_and_shows_what_is_adopted() -> None:
     lane = lost_ledger()
     written = len(lane.world.history)

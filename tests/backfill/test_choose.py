@@ -26,6 +26,7 @@ from ackline.pipeline.arguments import RangeArgument, parse_range
 from tests.ledger.test_offsets import RANGES, offsets_of
 from tests.pipeline import filters
 from tests.support.memory_lane import DEAD, FAILS, OK, PAYMENTS, TP, TP1, MemoryBackfill, MemoryLane, settled_lane
+from tests.support.memory_store import MemoryStore
 
 A, B, C = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("payments", 0)
 LOGS = {A: LogBounds(5, 20), B: LogBounds(0, 10), C: LogBounds(3, 3)}
@@ -142,12 +143,25 @@ def test_s72_an_outcome_beyond_the_log_end_is_gone() -> None:
     assert list(choice.gone) == [GoneRange(TP, OffsetRange(1, 3), BEYOND_END)]
 
 
+def test_what_earlier_backfills_have_acked_is_read_for_a_preview_alone_and_only_where_they_have_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A backfill a day for years: each late one would read the rows of all of them."""
+    live = settled_lane(OK, OK, OK)
+    MemoryBackfill(live, "a", "orders:0:0-1").run()
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "terminal_offsets", None)
+        choice = MemoryBackfill(live, "b", "orders:0:0-2").choose()
+        assert MemoryBackfill(live, "b", "orders:0:1-3").choose().acked_before() == 0
+    assert choice.acked_before() == 1
+
+
 def test_outcomes_of_another_backfill_are_chosen_with_of() -> None:
     live = settled_lane(OK, DEAD, OK)
     live.world.handle = lambda record: None
     assert MemoryBackfill(live, "a", "orders").run().outcomes == {"acked": 3}
     choice = MemoryBackfill(live, "b", outcome="acked", of="backfill-a").choose()
-    assert (choice.offsets, choice.acked_before) == (3, 3)
+    assert (choice.offsets, choice.acked_before()) == (3, 3)
     with pytest.raises(ConfigError, match="--of backfill-x: lane has no such lane yet"):
         MemoryBackfill(live, "c", outcome="acked", of="backfill-x").choose()
 

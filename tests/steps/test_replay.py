@@ -11,6 +11,7 @@ from ackline.errors import AcklineError, ConfigError, FatalError, TopicChanged, 
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.steps.replay import job_of
+from tests.support.memory import AFTER
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, FAILS, NO_GUARANTEE, OK, MemoryLane
 
@@ -229,6 +230,63 @@ def test_s50_at_most_once_what_fails_after_the_job_is_tried_again_and_loses_noth
     lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
     lane.run(fail_after_the_job(lane, operation, errors))
     assert (lane.ranges(Outcome.LOST), dict(lane.settled().counts)) == ([], {"acked": 2})
+
+
+class FailsOnce:
+    """Fails one call of an adapter between the start marker and the commit of the outcomes, those of Spark left out."""
+
+    def __init__(self, lane: MemoryLane, failing: int | None = None) -> None:
+        self.failing, self.calls = failing, list[str]()
+        self._is_between = self._in_job = False
+        adapters = lane.adapters(hook=self._hook)
+        self.adapters = replace(adapters, run_job=self._job(adapters.run_job))
+
+    def _hook(self, operation: str, when: str) -> None:
+        if (operation, when) == ("start", AFTER):
+            self._is_between = True
+        elif (operation, when) == ("outcomes", AFTER):
+            self._is_between = False
+        elif self._is_between and not self._in_job:
+            self.calls.append(operation)
+            if self.failing == len(self.calls) - 1:
+                raise FULL
+
+    def _job(self, run_job: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            self._in_job = True
+            try:
+                return run_job(*arguments)
+            finally:
+                self._in_job = False
+                self.calls.append("job")
+
+        return run
+
+
+def test_s50_at_most_once_no_call_of_an_adapter_between_marker_and_report_loses_a_record_by_failing_once() -> None:
+    every = FailsOnce(once := MemoryLane(OK, OK, guarantee=AT_MOST_ONCE))
+    once.run(every.adapters)
+    assert every.calls[0] == "job", "nothing stands between the marker and Spark"
+    assert len(every.calls) > 3
+    for number in range(1, len(every.calls)):
+        lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
+        lane.run(FailsOnce(lane, number).adapters)
+        assert (lane.ranges(Outcome.LOST), dict(lane.settled().counts)) == ([], {"acked": 2}), every.calls[number]
+
+
+def test_s50_at_most_once_a_table_that_can_not_be_made_ready_stops_the_turn_before_its_claim() -> None:
+    lane = MemoryLane(OK, guarantee=AT_MOST_ONCE)
+    adapters = lane.adapters()
+
+    def fail() -> None:
+        raise FULL
+
+    adapters.store.outcomes.create = fail  # type: ignore[method-assign]
+    with pytest.raises(FatalError, match="no space left"):
+        lane.run(adapters)
+    assert not adapters.store.has_claim(lane.plan().turn)
+    lane.run()
+    assert (lane.ranges(Outcome.LOST), dict(lane.settled().counts)) == ([], {"acked": 1})
 
 
 def test_s50_at_most_once_a_broker_that_stays_away_after_the_job_ends_the_driver_after_minutes() -> None:

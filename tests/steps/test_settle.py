@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ackline.errors import GroupMoved, TooManyFailures
+from ackline.errors import GroupMoved, NoProof, TooManyFailures
 from ackline.handler import Record
 from ackline.ledger.metrics import TOTALS
 from ackline.ledger.offsets import OffsetRange
@@ -34,6 +34,19 @@ def test_a_settle_of_one_turn_needs_no_proof_of_the_next() -> None:
     lane.produce(OK)
     lane.plan()
     assert (settle.settle(lane.adapters(), done).stored, lane.newest().turn) == (None, done)
+
+
+def test_a_settle_without_a_turn_of_its_own_leaves_one_alone_that_another_run_may_still_replay() -> None:
+    """A task of Airflow whose plan has stored nothing, or whose XCom is gone."""
+    lane = MemoryLane(OK)
+    planned = lane.plan()
+    assert settle.settle(lane.adapters("another")).stored is None
+    with pytest.raises(NoProof):
+        settle.settle(lane.adapters())
+    lane.replay()
+    stored = settle.settle(lane.adapters("another")).stored
+    assert stored is not None
+    assert stored.turn == planned.turn
 
 
 @pytest.mark.parametrize("policy", ["fail", "follow", "restore"])

@@ -22,7 +22,7 @@ from ackline.lane.adapters import Adapters
 from ackline.lane.commit import commit_metadata_of
 from ackline.lane.genesis import genesis_partitions, genesis_plan
 from ackline.lane.log_checks import observe_kafka
-from ackline.lane.plans import Targets
+from ackline.lane.plans import Targets, check_settings_unchanged
 from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import NEVER, PendingKind
@@ -72,6 +72,8 @@ def prepare_adoption(adapters: Adapters, reason: str) -> Adoption:
     newest = adapters.store.newest()
     if newest is not None and (open_plan := adapters.store.open_plan(newest)) is not None:
         raise open_turn_error(adapters, "adopt the ledger", open_plan)
+    if newest is not None:
+        check_settings_unchanged(adapters, newest)  # partitions that join begin a turn, which runs by the file of today
     view = observe_kafka(adapters, newest)
     joining = genesis_partitions(adapters, newest, view, adopts_ledger=True)
     if newest is None:

@@ -3,12 +3,13 @@
 The rules at the top are pure: they take the logs as they are. `choose_offsets` reads the logs and the tables for them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from ackline.errors import ConfigError
 from ackline.lane.adapters import Adapters
-from ackline.ledger.account import Chosen
+from ackline.ledger.account import Chosen, chosen_of
 from ackline.ledger.offsets import (
     NO_RANGES,
     LogBounds,
@@ -25,7 +26,7 @@ from ackline.ledger.offsets import (
     union,
 )
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.turns import is_backfill
+from ackline.ledger.turns import TurnId, is_backfill
 from ackline.pipeline.arguments import LAST, BackfillArguments, RangeArgument, parse_range
 from ackline.tables.chosen import OutcomeFilter, RangesByPartition
 
@@ -120,7 +121,8 @@ class Choice:
 
     `gone` are offsets that match and can't be read. Those below the log start are part of the lane, and become
     `expired`; the others are no part of it. `open_ends` are the log ends at which partitions stop that have no record
-    at or after `--to` yet. `acked_before` is how many of the offsets an earlier backfill has acked.
+    at or after `--to` yet. `acked_before` returns how many of the offsets an earlier backfill has acked; it reads the
+    tables of these at its first call, and only a preview shows it.
     """
 
     partitions: Mapping[TopicPartition, Chosen]
@@ -128,7 +130,7 @@ class Choice:
     logs: Logs
     gone: Sequence[GoneRange]
     open_ends: Mapping[TopicPartition, int]
-    acked_before: int
+    acked_before: Callable[[], int]
 
     @property
     def offsets(self) -> int:
@@ -163,7 +165,8 @@ def choose_offsets(adapters: Adapters, arguments: BackfillArguments) -> Choice:
     chosen = {tp: of for tp, of in sorted(partitions.items()) if of.every}
     gone = list(_gone(matching, older, logs))
     open_ends = {tp: end for tp, end in open_ends.items() if tp in chosen}
-    return Choice(chosen, topic_ids, logs, gone, open_ends, _acked_before(adapters, chosen, topic_ids))
+    acked_before = cache(partial(_acked_before, adapters, chosen, topic_ids))
+    return Choice(chosen, topic_ids, logs, gone, open_ends, acked_before)
 
 
 def _readable_logs(adapters: Adapters) -> tuple[dict[str, str], dict[TopicPartition, LogBounds]]:
@@ -225,7 +228,8 @@ def _gone(
 
 
 def _acked_before(adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str]) -> int:
-    """Returns how many chosen offsets an earlier backfill of the pipeline has acked."""
+    """Returns how many chosen offsets an earlier backfill of the pipeline has acked. Reads the rows of those backfills
+    alone that have read a chosen offset."""
     acked: dict[TopicPartition, list[Ranges]] = {}
     for lane in adapters.store.lanes() if chosen else ():
         if not is_backfill(lane) or lane == adapters.store.lane:
@@ -233,6 +237,10 @@ def _acked_before(adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], t
         store = adapters.store.other_lane(lane)
         newest = store.newest()
         for epoch in range(newest.turn.epoch + 1) if newest else ():
+            genesis = store.settlement(TurnId(store.pipeline, lane, epoch, 0)).partitions
+            read = {tp: chosen_of(of.ranges or (), of.state).every for tp, of in genesis.items() if tp in chosen}
+            if not any(len(intersect(arrays_of(chosen[tp].every), arrays_of(of_tp))[0]) for tp, of_tp in read.items()):
+                continue
             for tp, ranges in store.terminal_offsets(epoch, topic_ids, OutcomeFilter(Outcome.ACKED.value))[0].items():
                 acked.setdefault(tp, []).append(ranges)
     common = (intersect(arrays_of(chosen[tp].every), union(*ranges)) for tp, ranges in acked.items() if tp in chosen)

@@ -112,7 +112,7 @@ def prepared_object(lane: str, epoch: int, account: Account, choice: Choice | No
         dry_run=dry_run,
         gone=tuple(GoneObject(**_range(each.tp, each.offsets), why=each.why) for each in gone),
         open_end=tuple(OpenEndObject(topic=tp.topic, partition=tp.partition, end=end) for tp, end in ends),
-        acked_before=choice.acked_before,
+        acked_before=choice.acked_before(),
     )
 
 
@@ -139,8 +139,8 @@ def choice_text(name: str, backfill_id: str, choice: Choice, confirm_above: int)
     for tp, end in sorted(choice.open_ends.items()):
         lines.append(f"{tp} has no record at or after --to yet: it is read up to its log end, {end}.")
     lines += _gone(choice)
-    if choice.acked_before:
-        lines.append(f"{choice.acked_before:,} of them were acked by an earlier backfill.")
+    if acked := choice.acked_before():
+        lines.append(f"{acked:,} of them were acked by an earlier backfill.")
     if choice.offsets > confirm_above:
         lines.append(f"This is more than `backfill.confirm_above` ({confirm_above:,}).")
     return "\n".join(lines)

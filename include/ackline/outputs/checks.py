@@ -199,7 +199,13 @@ def _check_last_published(adapters: Adapters, outputs: Iterable[Output]) -> None
         waits = outputs_of_newest.tables.get(output.table)
         if waits is not None and last == waits.after:
             continue  # a run publishes the newest turn, before it stores its plan
-        check_last_published(newest.turn, output.table, last, published.get(output.table))
+        try:
+            check_last_published(newest.turn, output.table, last, published.get(output.table))
+        except LedgerError:
+            now = adapters.store.newest()
+            if now is not None and now.turn == newest.turn:
+                raise
+            return  # another process has published a later turn meanwhile, and this one's plan is refused
 
 
 def leaves_in_flight(newest: Settlement, skip: Plan) -> bool:

@@ -199,33 +199,78 @@ def _replay_open_plan(
     spark: "Callable[[], SparkSession]",
     on_progress: Progress | None,
 ) -> Replayed:
-    # Everything that can refuse the job is checked before the claim. Under at most once, a claimed turn is handed out
-    # once or lost, so a registry that is away or a setting that Spark refuses would cost the whole range.
-    check_open_plan_settings(adapters, plan)
-    once, of_file, job = adapters.pipeline.guarantee == "at_most_once", adapters, None
-    # A turn that was started is handed out by one process and never again. Nothing that refuses a job may keep another
-    # process from storing it as lost.
-    if not (once and adapters.store.has_start_marker(plan.turn)):
-        with advises_void_if_file_changed(of_file, plan):
-            adapters = adapters.of_turn(plan)
-            check_registry(adapters.translation)
-            job = job_of(adapters, plan)
-    range_error = _range_error(adapters, plan)
-    if job is not None and range_error is None:
-        job = replace(job, exact_from=unreadable_from(adapters, job))
-        if once:
-            with advises_void_if_file_changed(of_file, plan):
-                adapters.check_job(spark, job)
-    if once and not _claim_or_waive(adapters, plan, newest, range_error):
-        return _close_waived_turn(adapters, plan, newest, range_error)
+    once, of_file = adapters.pipeline.guarantee == "at_most_once", adapters
+    adapters, job, error = _prepare(of_file, plan, newest, spark)
+    if once and not _claim_or_waive(adapters, plan, newest, error):
+        return _close_waived_turn(adapters, plan, newest, error)
     # A claimed plan goes through the start marker although it can't be read, so that one process alone decides that it
     # is lost.
     if (once and not take_start_marker(adapters, plan)) or job is None:
         return Replayed(plan)
-    result = range_error or _carry_out(adapters, plan, newest, job, spark, on_progress)
+    # Under at most once, nothing stands between the marker and Spark: what fails here costs the range of the turn.
+    result: ReplayResult | RangeGone | TopicChanged
+    try:
+        with advises_void(plan.turn):
+            result = error or adapters.run_job(spark, job, on_progress)
+    except (RangeGone, TopicChanged) as gone:
+        result = gone
+    return _report(adapters, plan, newest, job, result)
+
+
+def _prepare(
+    of_file: Adapters, plan: Plan, newest: Settlement, spark: "Callable[[], SparkSession]"
+) -> tuple[Adapters, "ReplayJob | None", RangeGone | TopicChanged | None]:
+    """Returns the adapters of the turn, the job that is ready to be handed out, and why its range can't be read.
+
+    All that may refuse the job or fail is done here, before the claim. Under at most once a claimed turn is handed out
+    once or lost, so a registry that is away, a table that can't be written or a setting that Spark refuses would cost
+    the whole range. The job is None for a turn at most once that was started already: nothing that refuses a job may
+    keep another process from storing it as lost.
+    """
+    check_open_plan_settings(of_file, plan)
+    adapters, once = of_file, of_file.pipeline.guarantee == "at_most_once"
+    started = once and adapters.store.has_start_marker(plan.turn)
+    job = None
+    if not started:
+        with advises_void_if_file_changed(of_file, plan):
+            adapters = of_file.of_turn(plan)
+            check_registry(adapters.translation)
+            job = job_of(adapters, plan)
+    error = _range_error(adapters, plan)
+    if job is None or error is not None:
+        return adapters, job, error
+    job = replace(job, exact_from=unreadable_from(adapters, job))
+    adapters.store.outcomes.create()
+    # The start is counted before Spark begins: a start that takes this process down with it must be counted too. At
+    # most once counts no start: a claimed plan is started once and never again.
+    starts = 0 if once else adapters.store.count_start(plan)
+    if starts > COUNTED_STARTS:  # a handler that kills each driver leaves no error that could name the way out
+        log.warning("%s has started %d times without outcomes. %s", plan.turn, starts - 1, void_advice(plan.turn))
+    job = isolated_job(job, why_isolate(starts, plan, newest))
+    if once:
+        with advises_void_if_file_changed(of_file, plan):
+            adapters.check_job(spark, job)
+    return adapters, job, None
+
+
+def _report(
+    adapters: Adapters,
+    plan: Plan,
+    newest: Settlement,
+    job: "ReplayJob",
+    result: "ReplayResult | RangeGone | TopicChanged",
+) -> Replayed:
+    """Stores outcomes n. Under at most once the records are handled by now, and what is not reported is lost: so each
+    call of an adapter is repeated here for as long as `retry_report` does."""
+    if not isinstance(result, RangeGone | TopicChanged):
+        try:
+            # Spark reads by topic name and offset. A topic that was created again under the reader, or a log that was
+            # truncated, has given other records at the same offsets, and the job succeeds all the same.
+            retry_report(adapters, partial(check_planned_ranges, adapters, plan, after=True))
+        except (RangeGone, TopicChanged) as gone:
+            result = gone
     if isinstance(result, RangeGone | TopicChanged):
         return _close_unreadable_turn(adapters, plan, newest, result)
-    # From here on everything is repeated: under at most once the records are handled, and what is not reported is lost.
     execution = retry_report(adapters, partial(store_manifest, adapters, plan, job, result))
     files, report = add_actions(plan, result), task_report(adapters, plan, result)
     if retry_report(adapters, partial(adapters.store.store_outcomes, plan.turn, files, report, execution)):
@@ -283,33 +328,6 @@ def _close_waived_turn(
     if isinstance(range_error, TopicChanged):
         raise range_error
     return Replayed(plan, void=waiver.reason)
-
-
-def _carry_out(
-    adapters: Adapters,
-    plan: Plan,
-    newest: Settlement,
-    job: "ReplayJob",
-    spark: "Callable[[], SparkSession]",
-    on_progress: Progress | None,
-) -> "ReplayResult | RangeGone | TopicChanged":
-    """Runs the Spark job. Returns what its tasks did, or the error because of which they can't run or do not count."""
-    try:
-        # The start is counted before Spark begins: a start that takes this process down with it must be counted too. At
-        # most once counts no start: a claimed plan is started once and never again.
-        starts = 0 if adapters.pipeline.guarantee == "at_most_once" else adapters.store.count_start(plan)
-        if starts > COUNTED_STARTS:  # a handler that kills each driver leaves no error that could name the way out
-            log.warning("%s has started %d times without outcomes. %s", plan.turn, starts - 1, void_advice(plan.turn))
-        adapters.store.outcomes.create()
-        isolated = isolated_job(job, why_isolate(starts, plan, newest))
-        with advises_void(plan.turn):
-            result = adapters.run_job(spark, isolated, on_progress)
-        # Spark reads by topic name and offset. A topic that was created again under the reader, or a log that was
-        # truncated, has given other records at the same offsets, and the job succeeds all the same.
-        retry_report(adapters, partial(check_planned_ranges, adapters, plan, after=True))
-    except (RangeGone, TopicChanged) as error:
-        return error
-    return result
 
 
 def _close_unreadable_turn(

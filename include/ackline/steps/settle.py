@@ -76,7 +76,8 @@ def settle(
 ) -> CommitResult:
     """Settles the lane's open turn, if there is one, and commits the newest floor.
 
-    With `turn`, settles that turn only: if another run has planned the next turn, that run settles it. With
+    With `turn`, settles that turn only: if another run has planned the next turn, that run settles it. Without it, a
+    turn of another run is settled only if its outcomes are stored. With
     `and_later`, settles also a turn that this run has planned after it. `on_stored` is called with the settlement that
     this process has stored, before the commit.
 
@@ -85,7 +86,11 @@ def settle(
     later run commits it.
     """
     newest, plan = adapters.newest_and_open_plan()
-    mine = plan is not None and (turn in (None, plan.turn) or (and_later and plan.run_id == adapters.run_id))
+    own = plan is not None and plan.run_id == adapters.run_id
+    mine = plan is not None and (turn == plan.turn or (and_later and own))
+    if plan is not None and turn is None:
+        # Without a turn of its own, the caller settles any turn but one that another run may still replay.
+        mine = own or plan.kind is not TurnKind.RUN or adapters.store.has_outcomes(plan.turn)
     stored = settle_turn(adapters, plan, newest) if newest and plan and mine else None
     if stored is not None and on_stored is not None:
         on_stored(stored)
