@@ -86,7 +86,7 @@ def test_s30_a_topic_is_not_adopted_under_a_guarantee_that_pending_records_do_no
     lane.create(PAYMENTS.topic, records=5)
     lane.move_group(PAYMENTS, 3, other())
     lane.settings["guarantee"] = "no_guarantee"
-    with pytest.raises(ConfigError, match="guarantee was changed .* `ackline reset"):
+    with pytest.raises(ConfigError, match=r"guarantee was changed .* `ackline reset"):
         adopt_ledger(lane.adapters(), "reason")
     assert lane.newest().turn.n == 1
 

@@ -3,13 +3,16 @@
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from ackline.airflow.connections import kafka_connection, use_audit_connection
-from ackline.airflow.driver import STORE_OPTIONS
-from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, driver_environment
+from ackline.airflow.driver import SECRETS, Secrets
+from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, driver_environment, handed_over
 from ackline.errors import ConfigError
 from ackline.pipeline.pipeline import Pipeline
 from ackline.tables.object_store import options_of, use_options
@@ -43,23 +46,37 @@ def test_tables_on_a_disk_need_no_connection(monkeypatch: pytest.MonkeyPatch) ->
     assert use_audit_connection() is None
 
 
-def test_i13_the_login_reaches_the_driver_in_one_variable_that_it_removes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_i13_the_login_reaches_the_driver_by_a_pipe_and_no_process_above_it_or_below(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The JVM of spark-submit starts before the driver, and starts the processes of the handlers."""
     monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(FIELDS))
-    environment = driver_environment({"bootstrap.servers": "b:1"}, use_audit_connection())
-    assert [name for name, value in environment.items() if CANARY in value] == [STORE_OPTIONS]
+    secrets, environment = Secrets({"bootstrap.servers": "b:1"}, use_audit_connection()), driver_environment()
     script = """
 import os, ackline.airflow.driver as driver
 from ackline.tables.object_store import use_options, options_of
-def replay(name, run_id, connection, store_options, *_):
-    import json
-    use_options(json.loads(store_options))
-    return f"{len(options_of('s3://b/x'))} options, {'ACKLINE_STORE_OPTIONS' in os.environ}"
+def replay(name, run_id, secrets, *_):
+    use_options(secrets.store_options)
+    return f"{secrets.connection} {len(options_of('s3://b/x'))} options, {'ACKLINE_SECRETS' in os.environ}"
 driver.take_turns = replay
 driver.end_with_task = lambda task: None
 driver.main(["orders", "--run-id", "r"])
 """
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "3 options, False"
+    with handed_over(json.dumps(asdict(secrets))) as pipe:
+        environment[SECRETS] = pipe
+        assert CANARY not in " ".join(environment.values())
+        run = [sys.executable, "-c", script]
+        done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
+        assert not Path(pipe).exists()
+    assert done.stdout.strip() == "{'bootstrap.servers': 'b:1'} 3 options, False"
+
+
+def test_i13_secrets_of_a_driver_that_ends_before_it_reads_them_stay_nowhere() -> None:
+    with handed_over(CANARY * 100_000) as pipe:
+        folder = Path(pipe).parent
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+    assert "ackline-secrets" not in [thread.name for thread in threading.enumerate()]
 
 
 def pipeline(connection: str) -> Pipeline:
@@ -88,7 +105,7 @@ CLUSTER = {"conn_type": "spark", "host": "spark://cluster:7077"}
 
 def command() -> list[str]:
     """Returns the command that the hook would start."""
-    hook = DriverHook({"SECRET": CANARY}, conn_id=SPARK_CONNECTION, name="ackline-orders")
+    hook = DriverHook(Secrets({"sasl.password": CANARY}), conn_id=SPARK_CONNECTION, name="ackline-orders")
     return list(hook._build_spark_submit_command("replay.py"))
 
 
@@ -134,8 +151,8 @@ def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_driver_gets_the_master_to_choose_the_settings_of_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, json.dumps(CLUSTER))
-    hook = DriverHook({"A": "1"}, conn_id=SPARK_CONNECTION, name="ackline-orders")
-    assert hook._environment == {"A": "1", "ACKLINE_SPARK_MASTER": "spark://cluster:7077"}
+    hook = DriverHook(Secrets(), conn_id=SPARK_CONNECTION, name="ackline-orders")
+    assert hook._environment["ACKLINE_SPARK_MASTER"] == "spark://cluster:7077"
 
 
 def test_deploy_mode_cluster_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

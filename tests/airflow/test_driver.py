@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from ackline.airflow.driver import KAFKA_CONFIG, TASK, describe_unexpected, exit_status_of
-from ackline.airflow.driver_hook import driver_environment
+from ackline.airflow.driver import SECRETS, TASK, Secrets, describe_unexpected, exit_status_of
+from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, driver_environment, handed_over
 from ackline.airflow.operators import airflow_errors
 from ackline.errors import AcklineError, ConfigError, GroupMoved, LedgerError, NoProof, TransientError
 from ackline.lane.adapters import open_adapters
 from ackline.local.processes import wait_until
 from ackline.pipeline.pipeline import load
+from ackline.spark.jars import kafka_source_jars
 from ackline.steps.plan import plan
+from ackline.steps.settle import settle
 from ackline.tables.lease import ProcessIdentity
 from tests.airflow.project import CANARY, ROOT, Project, produce
 
@@ -34,9 +36,10 @@ time.sleep(600)
 
 def run_driver(project: Project, pipeline: str, connection: str | None) -> "subprocess.CompletedProcess[str]":
     """Run spark_jobs/replay.py alone; `connection` is the Kafka connection as JSON."""
-    environment = {**os.environ, **project.environment, **({KAFKA_CONFIG: connection} if connection else {})}
     command = [sys.executable, str(ROOT / "spark_jobs" / "replay.py"), pipeline, "--run-id=manual__1"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    with handed_over(json.dumps({"connection": json.loads(connection or "null")})) as pipe:
+        environment = {**os.environ, **project.environment, SECRETS: pipe}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +109,9 @@ def test_i13_the_driver_inherits_none_of_airflows_variables(monkeypatch: pytest.
     for variable in ("AIRFLOW__CORE__FERNET_KEY", "AIRFLOW_CONN_OTHER", "__AIRFLOW_SUPERVISOR_FD"):
         monkeypatch.setenv(variable, CANARY)
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
-    environment = driver_environment({"bootstrap.servers": "b:1"})
+    environment = driver_environment()
     assert CANARY not in environment.values()
     assert environment["AWS_REGION"] == "eu-central-1"
-    assert environment[KAFKA_CONFIG] == '{"bootstrap.servers": "b:1"}'
     assert ProcessIdentity.decode(environment[TASK]) == ProcessIdentity.of(os.getpid())
 
 
@@ -134,3 +136,41 @@ def test_the_driver_ends_when_its_task_or_its_parent_is_gone(tmp_path: Path, gon
         for process in (driver, task):
             if process.alive():
                 os.kill(process.pid, signal.SIGKILL)
+
+
+LOOKS_AROUND = """
+import os, pathlib
+
+def handle(record):
+    process = os.getpid()
+    while process > 1:  # of the handler, the worker of Spark, the JVM, and whatever has started it
+        folder = pathlib.Path("/proc", str(process))
+        assert b"sasl.password" not in (folder / "environ").read_bytes(), folder.joinpath("comm").read_text()
+        process = int(folder.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+    assert "sasl.password" not in str(dict(os.environ))
+"""
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_i13_no_process_of_a_handler_or_above_it_gets_the_login_of_the_driver(
+    project: Project, pipeline: str, source: str, monkeypatch: pytest.MonkeyPatch, isolation: str
+) -> None:
+    """With a local master the JVM that starts the handlers' processes is the one that spark-submit has started."""
+    produce(project.bootstrap, source, {})
+    file = project.write(pipeline, source, handler="looks_around:handle", handler_isolation=isolation)
+    (project.include / "looks_around.py").write_text(LOOKS_AROUND)
+    for name, value in project.environment.items():
+        monkeypatch.setenv(name, value)
+    connection = {"bootstrap.servers": project.bootstrap, "sasl.password": CANARY}
+    with open_adapters(load(file), connection, run_id="manual__1", actor="test", audit=project.audit) as adapters:
+        plan(adapters)
+        hook = DriverHook(
+            Secrets(connection),
+            conn_id=SPARK_CONNECTION,
+            name="ackline-test",
+            jars=",".join(map(str, kafka_source_jars())),
+            application_args=[pipeline, "--run-id=manual__1"],
+        )
+        hook.submit(str(ROOT / "spark_jobs" / "replay.py"))
+        settle(adapters)
+    assert project.outcomes(pipeline) == [(0, 1, "acked")]

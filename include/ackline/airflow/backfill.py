@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, Context, Param
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException, AirflowSkipException
 
+from ackline.airflow.driver import Secrets
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook
 from ackline.airflow.operate import params_of
 from ackline.airflow.operators import ACTOR, PipelineOperator, ReplayOperator, airflow_errors, new_dag, opened
@@ -133,7 +134,7 @@ class BeginBackfillOperator(PipelineOperator):
             pipeline = backfill_pipeline(self.pipeline, arguments, form.max_rate)
             make_handlers_importable()
             check_functions(*pipeline.functions)
-            DriverHook({}, conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
+            DriverHook(Secrets(), conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
             with opened(pipeline, context, actor=user or ACTOR, lane=form.lane) as adapters:
                 java_properties(adapters.kafka)  # refuses properties that Spark's Kafka client does not have
                 text, result = _begin(adapters, form, arguments, confirmed)

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.ledger.turns import LIVE
@@ -48,10 +49,8 @@ def end_with_task(task: ProcessIdentity | None, end: Callable[[int], object] = o
     return thread
 
 
-KAFKA_CONFIG = "ACKLINE_KAFKA_CONFIG"
-"""The variable that holds the Kafka connection as JSON."""
-STORE_OPTIONS = "ACKLINE_STORE_OPTIONS"
-"""The variable that holds the options of the tables' object store as JSON."""
+SECRETS = "ACKLINE_SECRETS"
+"""The variable that names the pipe from which the driver reads its secrets, once."""
 TASK = "ACKLINE_AIRFLOW_TASK"
 """The variable that holds the process of the Airflow task, as the text of its `ProcessIdentity`."""
 DONE, TRANSIENT, CONFIGURATION, FATAL = 0, 1, 2, 3
@@ -77,15 +76,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--max-rate", type=int)
     parser.add_argument("--reason", default="")
     arguments = parser.parse_args(argv)
-    # Removed from the environment, so that no process started here inherits them.
-    secret = os.environ.pop(KAFKA_CONFIG, "null")
-    store_options = os.environ.pop(STORE_OPTIONS, "null")
+    secrets = read_secrets()
     task = os.environ.pop(TASK, None)
     end_with_task(ProcessIdentity.decode(task) if task else None)
     try:
         options = BackfillOptions(arguments.max_records, arguments.max_rate, arguments.reason)
         lane = arguments.backfill
-        print(take_turns(arguments.pipeline, arguments.run_id, secret, store_options, lane, options))
+        print(take_turns(arguments.pipeline, arguments.run_id, secrets, lane, options))
     except AcklineError as error:
         print(f"ackline: {error}", file=sys.stderr)
         return exit_status_of(error)
@@ -93,6 +90,30 @@ def main(argv: Sequence[str]) -> int:
         print(describe_unexpected(error), file=sys.stderr)
         return TRANSIENT
     return DONE
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What the driver gets of its task that no other process may see: the properties of the Kafka connection, and the
+    options of the tables' object store. None for what has none."""
+
+    connection: dict[str, Any] | None = None
+    store_options: dict[str, str] | None = None
+
+
+def read_secrets() -> Secrets:
+    """Returns the secrets that the task hands over, and removes their pipe. Returns none if the driver has no task.
+
+    They are in no variable: the JVM of spark-submit is started before this code runs. It would inherit the variables,
+    and start the Python processes of the handlers with them.
+    """
+    path = os.environ.pop(SECRETS, None)
+    if path is None:
+        return Secrets()
+    with open(path, encoding="utf-8") as pipe:
+        content = json.load(pipe)
+    os.unlink(path)
+    return Secrets(**content)
 
 
 def exit_status_of(error: AcklineError) -> int:
@@ -108,9 +129,7 @@ def describe_unexpected(error: Exception) -> str:
     return f"{frames}ackline: unexpected {type(error).__module__}.{type(error).__qualname__}"
 
 
-def take_turns(
-    name: str, run_id: str, connection: str, store_options: str, lane: str | None, options: BackfillOptions
-) -> str:
+def take_turns(name: str, run_id: str, secrets: Secrets, lane: str | None, options: BackfillOptions) -> str:
     """Replays the open plan of a pipeline; with `lane`, plans, replays and settles turns of that backfill until nothing
     of it can be read now. Returns one line that sums it up.
 
@@ -128,12 +147,10 @@ def take_turns(
     from ackline.steps.run import replay_until_records
     from ackline.tables.object_store import use_options
 
-    use_options(json.loads(store_options))
+    use_options(secrets.store_options)
     make_handlers_importable()
     pipeline = load_pipeline(pipelines_folder(), name)
-    opening = partial(
-        open_adapters, connection=json.loads(connection), run_id=run_id, actor="airflow", lane=lane or LIVE
-    )
+    opening = partial(open_adapters, connection=secrets.connection, run_id=run_id, actor="airflow", lane=lane or LIVE)
     if lane is not None:
         with opening(pipeline) as adapters:
             stored = find_backfill(adapters.store)

@@ -11,15 +11,19 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
 
 import ackline
-from ackline.airflow.driver import CONFIGURATION, FATAL, KAFKA_CONFIG, STORE_OPTIONS, TASK
+from ackline.airflow.driver import CONFIGURATION, FATAL, SECRETS, TASK, Secrets
 from ackline.errors import ConfigError
 from ackline.pipeline.folder import handlers_folder
 from ackline.spark.master import MASTER, check_master, is_local
@@ -59,12 +63,14 @@ def raise_for_exit_status(hook: SparkSubmitHook | None, error: AirflowException,
 class DriverHook(SparkSubmitHook):
     """The provider's hook, for a driver beside the task that has its own environment.
 
-    Only that process gets the environment. The provider would pass it as visible arguments to YARN and Kubernetes, and
-    would copy Airflow's own secrets into it. Raises ConfigError for deploy mode `cluster` and for Spark Connect.
+    Only that process gets the environment, and from a pipe the secrets. The provider would pass the environment as
+    visible arguments to YARN and Kubernetes, and would copy Airflow's own secrets into it. Raises ConfigError for
+    deploy mode `cluster` and for Spark Connect.
     """
 
-    def __init__(self, environment: Mapping[str, str], **kwargs: Any) -> None:
+    def __init__(self, secrets: Secrets, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self._secrets = secrets
         if self._connection["deploy_mode"] == "cluster":
             raise ConfigError(
                 f"the Airflow connection {SPARK_CONNECTION} has deploy mode `cluster`, in which the Kafka password "
@@ -73,7 +79,7 @@ class DriverHook(SparkSubmitHook):
             )
         master = check_master(self._connection["master"], f"the Airflow connection {SPARK_CONNECTION}")
         # The driver needs the master before it has a Spark context, to choose the settings of its session.
-        self._environment = {**environment, MASTER: master}
+        self._environment = {**driver_environment(), MASTER: master}
         self._conf = driver_settings(master)
 
     @classmethod
@@ -86,7 +92,8 @@ class DriverHook(SparkSubmitHook):
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """Run the driver until it ends. Raises AirflowException if its exit status is not 0."""
-        return super().submit(application, env=self._environment, **kwargs)
+        with handed_over(json.dumps(asdict(self._secrets))) as pipe:
+            return super().submit(application, env={**self._environment, SECRETS: pipe}, **kwargs)
 
     @property
     def exit_status(self) -> int | None:
@@ -119,20 +126,35 @@ def driver_settings(master: str) -> dict[str, str]:
 _AIRFLOW_VARIABLE = re.compile(r"_*AIRFLOW", re.IGNORECASE)
 
 
-def driver_environment(
-    connection: Mapping[str, Any] | None, store_options: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Returns the environment of the driver: that of the task without AIRFLOW variables, which hold secrets.
+@contextmanager
+def handed_over(content: str) -> Iterator[str]:
+    """Yields the path of a named pipe whose first reader gets `content`, which is never on a disk. Only processes of
+    this user can open it, and the reader removes it."""
+    with TemporaryDirectory(prefix="ackline-") as folder:
+        pipe = os.path.join(folder, "secrets")
+        os.mkfifo(pipe, 0o600)
 
-    The Kafka connection and the options of the object store are added; the driver removes both when it starts.
-    """
+        def write() -> None:
+            with suppress(OSError), open(pipe, "w", encoding="utf-8") as stream:  # waits for the reader
+                stream.write(content)
+
+        writer = threading.Thread(target=write, name="ackline-secrets", daemon=True)
+        writer.start()
+        try:
+            yield pipe
+        finally:
+            if writer.is_alive() and os.path.exists(pipe):  # the driver has ended before it has read anything
+                os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
+            writer.join(timeout=5)
+
+
+def driver_environment() -> dict[str, str]:
+    """Returns the environment of the driver: that of the task without AIRFLOW variables, which hold secrets."""
     kept = {name: value for name, value in os.environ.items() if not _AIRFLOW_VARIABLE.match(name)}
     folders = [str(handlers_folder()), *filter(None, [kept.get("PYTHONPATH")])]
     # spark-submit is beside the interpreter. A scheduler may not have it on its PATH.
     commands = [os.path.dirname(sys.executable), kept.get("PATH", os.defpath)]
     kept |= {
-        KAFKA_CONFIG: json.dumps(connection),
-        STORE_OPTIONS: json.dumps(store_options),
         TASK: str(ProcessIdentity.of(os.getpid())),
         "PATH": os.pathsep.join(commands),
         "PYTHONPATH": os.pathsep.join(folders),

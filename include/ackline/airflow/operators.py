@@ -20,13 +20,8 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
 )
 
-from ackline.airflow.driver_hook import (
-    SPARK_CONNECTION,
-    DriverHook,
-    SparkSubmitOperator,
-    driver_environment,
-    raise_for_exit_status,
-)
+from ackline.airflow.driver import Secrets
+from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, SparkSubmitOperator, raise_for_exit_status
 from ackline.errors import AcklineError, TransientError
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.folder import make_handlers_importable, project_root
@@ -137,7 +132,7 @@ class PlanOperator(PipelineOperator):
 
             make_handlers_importable()
             check_functions(*self.pipeline.functions)
-            DriverHook({}, conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
+            DriverHook(Secrets(), conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
             # Airflow has checked the params against their schemas, unless a client has stored the run by other means.
             entered = Entered(context.get("params") or {}, by_option=False)
             request = run_request(entered, self.pipeline.max_records_per_run)
@@ -232,7 +227,7 @@ class ReplayOperator(SparkSubmitOperator):
             from ackline.spark.jars import kafka_source_jars
 
             self._hook = DriverHook(
-                driver_environment(kafka_connection(self.pipeline), use_audit_connection()),
+                Secrets(kafka_connection(self.pipeline), use_audit_connection()),
                 conn_id=SPARK_CONNECTION,
                 name=self.name,
                 jars=",".join(str(jar) for jar in kafka_source_jars()),
