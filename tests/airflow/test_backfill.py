@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import (
     ParamValidationError,
 )
 
+from ackline.actions.actions import perform_action
 from ackline.airflow import backfill, driver
 from ackline.airflow.backfill import (
     POLL,
@@ -28,6 +29,7 @@ from ackline.airflow.backfill import (
 from ackline.backfill.perform import backfill_pipeline
 from ackline.backfill.run import find_backfill, run_backfill
 from ackline.ledger.account import Account
+from ackline.ledger.turns import TurnKind
 from ackline.pipeline.arguments import lane_of
 from ackline.pipeline.pipeline import Pipeline
 from tests.support.memory_adapters import MemoryAdapters, memory_adapters, no_session
@@ -309,7 +311,23 @@ def test_the_driver_takes_the_turns_of_the_lane(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(driver, "take_turns", lambda *arguments: taken.append(arguments))
     monkeypatch.setattr(driver, "end_with_task", lambda _: None)
     assert driver.main(["orders", "--run-id=r", "--backfill=backfill-b", "--max-records=7", "--reason=a test"]) == 0
-    assert taken == [("orders", "r", "null", "null", "backfill-b", driver.BackfillOptions(7, None, "a test"))]
+    assert taken == [("orders", "r", driver.Secrets(), "backfill-b", driver.BackfillOptions(7, None, "a test"))]
+
+
+def test_what_is_due_in_a_paused_partition_starts_no_driver_and_is_looked_for_every_two_minutes(form: Form) -> None:
+    """Else a driver would be started every ten seconds, and find nothing to read."""
+    values = {"ranges": ["orders:0:3-4"], "confirm": True}
+    form.begin(**values)
+    form.replay_waits(**values)
+    lane = lane_of(id_of_run(RUN_ID))
+    adapters = memory_adapters(form.live.world, form.live.adapters().pipeline, "operator", lane=lane)
+    perform_action(adapters, TurnKind.PAUSE, lambda newest: dict.fromkeys(newest.partitions, 0), "the topic is sick")
+    form.live.world.now += timedelta(hours=1)
+    started = len(form.drivers)
+    assert form.replay_waits(**values) == form.live.world.now + POLL
+    assert len(form.drivers) == started
+    perform_action(adapters, TurnKind.RESUME, lambda newest: dict.fromkeys(newest.partitions, 0), "it is well")
+    assert form.replay(**values)["settled"]
 
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -172,7 +172,7 @@ def test_a_run_that_was_marked_as_successful_by_hand_proves_nothing(begun: bool,
         run.replay(started, records=1)
     task, context = run.task("plan")
     event = {"run_ids": [started.dag_run_id], started.dag_run_id: "success"}
-    with pytest.raises(AirflowException, match="is not settled" if begun else "no lane has begun") as caught:
+    with pytest.raises(AirflowException, match="is not settled" if begun else "has not begun epoch 0") as caught:
         task.execute_complete(context, ("DagStateTrigger", event))
     assert not isinstance(caught.value, AirflowFailException), "Airflow tries again"
     run.retried()
@@ -204,6 +204,18 @@ def test_a_whole_run_over_a_settled_lane_begins_a_new_epoch(run: IntervalRun) ->
     run.whole()
     run.replayed()
     assert run.epoch() == 2
+
+
+def test_a_whole_run_whose_epoch_has_not_begun_is_not_taken_for_replayed(run: IntervalRun) -> None:
+    """A user has marked `begin` as successful: the lane is settled, by the epoch before."""
+    run.replayed()
+    run.whole()
+    started = run.plan()
+    assert started is not None
+    task, context = run.task("plan")
+    event = {"run_ids": [started.dag_run_id], started.dag_run_id: "success"}
+    with pytest.raises(AirflowException, match="has not begun epoch 1"):
+        task.execute_complete(context, ("DagStateTrigger", event))
 
 
 def test_a_cleared_task_of_a_settled_lane_does_nothing(run: IntervalRun) -> None:

@@ -180,26 +180,34 @@ class ReplayBackfillOperator(ReplayOperator):
             if due and not form.is_over(self._now(context)):
                 self._reschedule_while_held(context)
                 self._submit(context)
-                backfill, _ = self._backfill(context)
-            return self._finish(context, form, backfill)
+                backfill, due = self._backfill(context)
+            return self._finish(context, form, backfill, due)
 
     def _backfill(self, context: Context) -> tuple["Backfill", bool]:
         """Returns the lane as its tables have it, and whether anything of it can be read now."""
-        from ackline.backfill.run import find_backfill
+        from ackline.backfill.perform import backfill_pipeline
+        from ackline.backfill.run import can_take_turn, find_backfill
 
         with self._opened(context) as adapters:
             backfill = find_backfill(adapters.store)
             if backfill is None:
                 raise AirflowSkipException("nothing matches: no backfill has begun")
             has_open_turn = adapters.store.open_plan(backfill.newest) is not None
-            return backfill, has_open_turn or is_due(backfill.account, adapters.now())
+            if has_open_turn or not is_due(backfill.account, adapters.now()):
+                return backfill, has_open_turn
+        # Last, because it asks Kafka: what is due may be in a partition that is paused or has no leader, and a driver
+        # that finds nothing to read would be started at every look.
+        pipeline = backfill_pipeline(self.pipeline, backfill.arguments)
+        with opened(pipeline, context, lane=form_of(context).lane) as adapters:
+            return backfill, can_take_turn(adapters)
 
     def _now(self, context: Context) -> datetime:
         with self._opened(context) as adapters:
             return adapters.now()
 
-    def _finish(self, context: Context, form: BackfillRequest, backfill: "Backfill") -> dict[str, Any]:
-        """Returns the account of a lane that is settled, or logs it and waits for the next due time."""
+    def _finish(self, context: Context, form: BackfillRequest, backfill: "Backfill", readable: bool) -> dict[str, Any]:
+        """Returns the account of a lane that is settled, or logs it and waits for the next due time. `readable` is
+        whether anything of the lane can be read now."""
         from ackline.backfill.perform import account_object, account_text
 
         account, now = backfill.account, self._now(context)
@@ -211,7 +219,7 @@ class ReplayBackfillOperator(ReplayOperator):
         if form.is_over(now):
             context["ti"].xcom_push(key="return_value", value=result)
             raise AirflowFailException(f"the deadline {form.deadline} has passed. {text}")
-        until = wait_until(account, now, form.deadline)
+        until = wait_until(account, now, form.deadline, readable)
         self.log.info("this task goes on at %s", until.isoformat(timespec="seconds"))
         raise AirflowRescheduleException(until)  # type: ignore[no-untyped-call]
 
@@ -242,9 +250,12 @@ def _has_more_than_retries(account: Account) -> bool:
     return any(account.pending[kind] for kind in (UNREAD, PendingKind.DEAD_LETTER, PendingKind.IN_FLIGHT))
 
 
-def wait_until(account: Account, now: datetime, deadline: datetime | None) -> datetime:
-    """Returns when replay looks at an unsettled lane again: at the next due time, but at the deadline at the latest."""
-    due = account.next_due if account.next_due is not None else now + POLL
+def wait_until(account: Account, now: datetime, deadline: datetime | None, readable: bool = True) -> datetime:
+    """Returns when replay looks at an unsettled lane again: at the next due time, but at the deadline at the latest.
+    `readable` is whether what is due already can be read; if not, replay looks again after POLL."""
+    due = account.next_due
+    if due is None or (due <= now and not readable):
+        due = now + POLL
     if _has_more_than_retries(account):
         due = min(due, now + POLL)
     due = max(due, now + SHORTEST_WAIT)

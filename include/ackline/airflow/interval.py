@@ -102,6 +102,11 @@ def run_prefix(interval: Interval, started: datetime) -> str:
     return f"interval__{interval.id}__{started.astimezone(UTC):%Y%m%dT%H%M%S.%f}__"
 
 
+EPOCH = "epoch-"
+"""What comes before the epoch in the id of a run of `backfill__NAME`: `finish` looks for the epoch that `start` asked
+for, because the one before it is settled, too."""
+
+
 def is_whole_run(states_of_other_tasks: Mapping[str, Any]) -> bool:
     """Returns whether all tasks of a DAG run are to run, and not only tasks of it that were cleared."""
     return not any(states_of_other_tasks.values())
@@ -186,7 +191,7 @@ class IntervalPlan:
         reason = f"data interval of {self.task.dag_id}, run {self.context['run_id']}"
         raise DagRunTriggerException(
             trigger_dag_id=self._dag_id,
-            dag_run_id=f"{self._prefix}{ti.try_number}",
+            dag_run_id=f"{self._prefix}{EPOCH}{epoch}__{ti.try_number}",
             conf={**values, **confirmed, "reason": reason},
             reset_dag_run=False,
             skip_when_already_exists=False,
@@ -215,8 +220,12 @@ class IntervalPlan:
         with self._opened() as adapters:
             stored = _find(adapters)
             # The state of a DAG run proves nothing, because a user may set it. The tables do.
-            if stored is None and self._offsets(adapters):
-                raise AirflowException(f"the run {run_id} of {self._dag_id} has ended, but no lane has begun")
+            epoch = int(run_id.rpartition(EPOCH)[2].partition("__")[0])
+            if (stored is None or stored.newest.turn.epoch < epoch) and self._offsets(adapters):
+                lane = self.interval.lane
+                raise AirflowException(
+                    f"the run {run_id} of {self._dag_id} has ended, but {lane} has not begun epoch {epoch}"
+                )
             if stored is not None and not stored.account.settled:
                 lane = self.interval.lane
                 raise AirflowException(f"the run {run_id} of {self._dag_id} has ended, but {lane} is not settled")

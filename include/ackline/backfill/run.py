@@ -73,6 +73,12 @@ def plan_backfill(
     return Planned(taken.plan, taken.adopted)
 
 
+def can_take_turn(adapters: Adapters) -> bool:
+    """Returns whether a turn of the lane would read or settle anything now. Stores nothing."""
+    newest = adapters.store.newest()
+    return newest is not None and _next_plan(adapters, newest, None, True, "") is not None
+
+
 def _next_plan(
     adapters: Adapters, newest: Settlement, max_records: int | None, resend: bool, reason: str
 ) -> Plan | None:
