@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -54,10 +53,6 @@ class ReachableBroker(Broker):
     @property
     def bootstrap(self) -> str:
         return f"{self.address}:{self.port}"
-
-    def _listens(self) -> bool:
-        with socket.socket() as client:
-            return client.connect_ex((self.address, self.port)) == 0
 
 
 @dataclass(slots=True)

@@ -74,8 +74,8 @@ def test_the_comment_on_the_delays_is_what_the_policy_does(pipeline: Pipeline) -
     policy = pipeline.retry.policy_of_numbers()
     failed_at = datetime(2026, 1, 1, tzinfo=UTC)
     due = [policy.next_attempt(attempts, failed_at, "ValueError", "seed") for attempts in (1, 2, 3)]
-    assert [time and (time - failed_at).total_seconds() for time in due] == [0, 2, None]
-    assert "at once, then after 2 s" in _blocks()["yaml"].text
+    assert [time and (time - failed_at).total_seconds() for time in due] == [0, 1, None]
+    assert "at once, then after 1 s" in _blocks()["yaml"].text
 
 
 def _murmur2(data: bytes) -> int:

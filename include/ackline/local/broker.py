@@ -210,7 +210,7 @@ class Broker(Startable):
     def _wait_until_ready(self) -> None:
         def listens() -> bool:
             with socket.socket() as client:
-                return client.connect_ex((LOOPBACK, self.port)) == 0
+                return client.connect_ex((self.bootstrap.partition(":")[0], self.port)) == 0
 
         if wait_until(lambda: self._ended() or listens(), READY_SECONDS) and not self._ended():
             probe = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "ackline-probe", "log_level": 0})
