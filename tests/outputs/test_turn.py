@@ -10,7 +10,7 @@ from ackline.errors import ConfigError, FatalError
 from ackline.ledger.turns import TurnId, TurnKind
 from ackline.outputs.checks import check_outputs
 from ackline.outputs.turn import store_plan
-from ackline.pipeline.outputs import OutputBlock
+from ackline.pipeline.outputs import OutputBlock, OutputsOfTurn
 from ackline.pipeline.topology import topology
 from ackline.tables.output_table import OutputTable
 from tests.outputs.kept_lane import plan_of
@@ -94,3 +94,9 @@ def test_doctor_names_the_outputs(tmp_path: Path) -> None:
     table(f"{tmp_path}/shop/outputs/totals")
     adapters = adapters_of(tmp_path, {"table": "totals"}, {"topic": "a"}, {"table": "b"}, topics=("a",))
     assert check_outputs(adapters) == "table totals (columns value); topic a; table b (columns inferred from its rows)"
+
+
+def test_outputs_that_an_earlier_version_has_stored_are_refused_with_what_to_do() -> None:
+    stored = '{"application":"ackline/id/shop/live/0/output","execution":"a","tables":{"totals":3}}'
+    with pytest.raises(ConfigError, match=r"earlier version of Ackline .* Point ACKLINE_AUDIT at an empty folder"):
+        OutputsOfTurn.decode(stored)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from ackline.errors import ConfigError
 from ackline.pipeline.field_types import InputStreams, StrictBlock, TopicName
 
 ROW_COLUMNS = ("_topic", "_partition", "_offset", "_attempt", "_lane", "_epoch", "_turn", "_anchors")
@@ -265,8 +266,15 @@ class OutputsOfTurn:
 
     @classmethod
     def decode(cls, text: str) -> "OutputsOfTurn":
-        """Returns what is in `text`, which `encode` has made."""
+        """Returns what is in `text`, which `encode` has made. Raises ConfigError for that of an earlier version."""
         content = json.loads(text)
+        if not all(isinstance(table, dict) for table in content.get("tables", {}).values()):
+            raise ConfigError(
+                "the settlements below ACKLINE_AUDIT hold outputs as an earlier version of Ackline has stored them, "
+                "and this version does not publish them. Point ACKLINE_AUDIT at an empty folder, and take the group "
+                "over with `ackline adopt-ledger`",
+                key="ACKLINE_AUDIT",
+            )
         for name in ("kept", "released"):
             content[name] = tuple(StagedTable.of_json(table) for table in content.get(name, ()))
         tables = {}
