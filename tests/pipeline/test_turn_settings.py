@@ -62,6 +62,15 @@ def test_the_keys_of_the_list_come_from_the_file() -> None:
     assert (turn.handler, turn.max_rate) == ("handlers.orders:mended", 5)
 
 
+def test_dead_letters_of_an_open_turn_are_read_under_the_isolation_level_of_its_plan() -> None:
+    """Else the record of an aborted transaction that the turn has handled would look compacted."""
+    turn = TurnId("orders", "live", 0, 3)
+    plan = Plan(turn, TurnKind.RUN, "run", NOON, {}, "read_uncommitted", PIPELINE.settings())
+    assert (PIPELINE.kafka.isolation, pipeline_of_turn(PIPELINE, plan).kafka.isolation) == (
+        "read_committed", "read_uncommitted"
+    )  # fmt: skip
+
+
 def test_a_step_of_the_plan_calls_the_handler_that_the_file_names_for_it_now() -> None:
     mended = [{"name": "price", "handler": "handlers.shop:mended", "input": "source.items"}]
     steps = of_turn(Pipeline.model_validate(FILE | {"steps": mended}), steps=OTHER["steps"]).steps

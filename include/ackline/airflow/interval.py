@@ -12,9 +12,9 @@ lane begins an epoch, once, and a cleared task only resumes.
 The task `plan` of such a run starts `backfill__NAME` and is deferred until that has ended. It raises the exception by
 which the provider's TriggerDagRunOperator starts a run and defers itself. That operator itself does not fit: it can't
 decide on an epoch, it clears or refuses a run that exists, and it takes the state of the started run for the result.
-Here each try of `plan` starts a run of its own id, so that none is ever cleared while its driver works: two of them on
-a lane are as safe as two runs of the command. The tables alone decide whether the interval was replayed. How a killed
-or cleared `plan` resumes:
+Here each try of `plan` starts a run of its own id, so that none is ever cleared while its driver works. Two of these
+runs on one lane are as safe as two runs of `ackline backfill`. The tables alone decide whether the interval was
+replayed. How a killed or cleared `plan` resumes:
 
 - before the run of `backfill__NAME` exists: nothing was stored, and the next try decides again
 - after that: the next try finds the epoch begun, or asks for the same one. The fence of the epoch's genesis lets one of

@@ -1,7 +1,8 @@
 """Durations as text, and when a failed record is due again: Storm's exponential backoff without its overflow. Pure.
 
-The fold (`ackline.ledger.fold`) calls `next_attempt` for each failed attempt and stores the due time with the pending
-offset. The due time is `handled_at + delay(attempts)`, plus jitter; `RetryPolicy.due_time` computes it.
+The fold (`ackline.ledger.fold`) stores the due time of each failed attempt with the pending offset. The due time is
+`handled_at + delay(attempts)`, plus jitter. `RetryPolicy.due_time` computes it for one attempt; without jitter the fold
+adds the delays of many attempts at once. A retry class of the user gives it by its own `next_attempt`.
 """
 
 import random

@@ -88,7 +88,8 @@ class PartitionState:
     @property
     def floor(self) -> int:
         """The lowest offset that is not settled: what may be committed (I1)."""
-        # From the column: a turn may have thousands of partitions, and each step takes the floor of each several times.
+        # Not by an object of the first range: a turn may have thousands of partitions, and each step takes the floor of
+        # each several times.
         return int(self.pending.starts[0]) if self.pending else self.complete_to
 
     def pending_by_kind(self) -> dict[PendingKind, int]:

@@ -131,7 +131,7 @@ def _planned_partition(
 
 def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRange:
     """The fresh offsets within the window. They start above `complete_to` if retention has taken the offsets between;
-    settle records these as `expired` (S41). In a backfill lane they also start above what is no part of it."""
+    settle records these as `expired` (S41). In a backfill lane they also start above offsets that were not chosen."""
     complete_to = view.state.complete_to
     if view.log is None or not view.readable:
         return OffsetRange(complete_to, complete_to)

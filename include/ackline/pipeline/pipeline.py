@@ -218,4 +218,6 @@ def pipeline_of_turn(file: Pipeline, plan: Plan) -> Pipeline:
         settings["steps"] = [
             step.model_copy(update={"handler": handlers.get(step.name, step.handler)}) for step in settings["steps"]
         ]
+    # What the turn has read under the isolation level of its plan, settle reads again under it, for dead letters.
+    settings["kafka"] = file.kafka.model_copy(update={"isolation": plan.isolation})
     return file.model_copy(update=settings)

@@ -112,9 +112,10 @@ def _settings(adapters: Adapters, plan: Plan) -> "ReplaySettings":
 
 
 def _token_signer(adapters: Adapters, plan: Plan) -> TokenSigner | None:
-    """Returns what makes the tokens of the turn: the first key signs. None if the turn has no ack topic.
+    """Returns what makes the tokens of the turn: the first key signs. None if the turn has no ack topic, or the
+    connection no key.
 
-    The plan decides, not the file: settle reads the answers of a turn that was planned with an ack topic.
+    The plan decides whether there is an ack topic, and not the file: settle reads the answers of a turn by its plan.
     """
     if plan.ack_position is None or adapters.token_keys is None:
         return None

@@ -175,8 +175,8 @@ def _skip_targets(adapters: Adapters, views: Views) -> dict[TopicPartition, int]
     """Returns the offset to which each partition that is too far behind is skipped (S45).
 
     Raises TooFarBehind under `fail`. Offsets that retention took do not count as behind; a skip settles them too.
-    Records in flight do not count either, and no skip passes them: their answers may be there. Paused, parked and
-    leaderless partitions are left alone.
+    Records in flight do not count either, and no skip passes them: their answers may be in the ack topic. Paused,
+    parked and leaderless partitions are left alone.
     """
     limit = adapters.pipeline.max_offset_behind
     if limit is None:

@@ -140,7 +140,7 @@ class LogStates:
 
     def files_since(self, state: LogState, applications: Sequence[str], number: int) -> list[Action] | None:
         """Returns the files of a version that the commit `number` of the first of these applications, or a later
-        commit, has added; none if no application has reached the number.
+        commit, has added: an empty list if no application has reached the number.
 
         Rows that no commit before that one can have are in these files alone, also after a compaction, which adds a
         file of its own. Returns None if the newest entries do not hold the commit, or if the table has a feature that

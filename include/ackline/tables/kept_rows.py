@@ -2,7 +2,7 @@
 
 A row is kept after a turn if none of its records is acked yet and one of them is still in flight. settle writes
 these rows to files of their own before it stores the settlement, which names the files. If two processes settle the
-turn, only the files of the stored settlement count. `steps.outputs.remove_staged` removes the others.
+turn, only the files of the stored settlement count. `ackline.outputs.turn.remove_staged` removes the others.
 
 A file in which no attempt has ended stays as it is: the next settlement names it again. settle writes a new file for
 the rows that the turn itself keeps, and writes the rows of a file again only if an attempt in that file has ended.

@@ -193,7 +193,7 @@ _KEY_COLUMNS = ["topic", "partition", "offset", "end_offset", "key_hash"]
 
 
 class KeyRows(NamedTuple):
-    """The filter of the rows, and a range that holds all their records; None if there is no record."""
+    """The filter of the rows, and a range that holds all their records. The range is None if there is no record."""
 
     wanted: ds.Expression
     offsets: OffsetRange | None

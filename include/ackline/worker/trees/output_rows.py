@@ -194,7 +194,7 @@ class _StagedTable:
             self._inferred = InferredColumns(targets.folder, str(output.table), columns)
         self._columns: Columns = columns
         self._number = 0
-        """The number of the file that holds `_columns` (`inferred_columns.py`); 0 if this turn has inferred none."""
+        """The number of the file that holds `_columns` (`InferredColumns`); 0 if this turn has inferred none."""
         self._waiting: list[pa.RecordBatch] = []
         self._rows = 0
         """The rows of the present file. All of them have the same columns."""
