@@ -48,13 +48,6 @@ TP = TopicPartition("orders", 0)
 NOW = datetime(2024, 5, 6, tzinfo=UTC)
 TABLE, COLUMNS = "totals", {"value": "long"}
 OUTCOMES = (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.IN_FLIGHT, Outcome.IN_FLIGHT, Outcome.IN_FLIGHT)
-WRITES = (
-    (DataFileWriter, "finish"),
-    (OutputTable, "append"),
-    (Folder, "write_durably"),
-    (Folder, "remove"),
-    (Folder, "remove_tree"),
-)
 
 
 @dataclass
@@ -69,6 +62,7 @@ class Store:
 
     executions: dict[TurnId, int] = field(default_factory=dict)
     dropped: set[tuple[TurnId, str]] = field(default_factory=set)
+    published: set[TurnId] = field(default_factory=set)
 
     def ledger_id(self) -> str:
         return self.ledger
@@ -76,6 +70,12 @@ class Store:
     def newest(self) -> Any:
         turn = max(self.settlements, key=lambda turn: (turn.epoch, turn.n), default=None)
         return None if turn is None else SimpleNamespace(turn=turn, outputs=self.settlements[turn], partitions={})
+
+    def is_published(self, turn: TurnId) -> bool:
+        return any(done.epoch == turn.epoch and done.n >= turn.n for done in self.published)
+
+    def store_published(self, turn: TurnId) -> None:
+        self.published.add(turn)
 
     def execution_of(self, turn: TurnId) -> int | None:
         return self.executions.get(turn)
@@ -96,6 +96,16 @@ class Store:
             for row in self.rows[turn]
         ]  # fmt: skip
         yield from pa.Table.from_pylist(rows, schema=ROWS).to_batches()
+
+
+WRITES = (
+    (DataFileWriter, "finish"),
+    (OutputTable, "append"),
+    (Folder, "write_durably"),
+    (Folder, "remove"),
+    (Folder, "remove_tree"),
+    (Store, "store_published"),
+)
 
 
 @dataclass

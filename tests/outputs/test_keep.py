@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -17,10 +18,14 @@ from ackline.errors import ConfigError, LedgerError
 from ackline.ledger.offsets import OffsetRange, ValuedRange
 from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
 from ackline.ledger.turns import TurnKind
+from ackline.outputs.checks import last_published, published_in
 from ackline.outputs.turn import publish_settled, store_plan
-from ackline.pipeline.outputs import OutputsOfTurn, TableOfTurn, kept_after
+from ackline.pipeline.outputs import OutputsOfTurn, TableOfTurn, kept_after, without_effect
 from ackline.tables import kept_rows
+from ackline.tables.output_table import OutputTable
+from ackline.tables.publish import application_of
 from tests.outputs.kept_lane import (
+    COLUMNS,
     NOW,
     TABLE,
     TP,
@@ -204,10 +209,10 @@ def test_a_ledger_that_is_older_than_an_output_table_stops_before_its_turn_is_se
     """Its turns take numbers again that the table has, with other rows: without the check none would be published."""
     lane = lane_with_rows(tmp_path, Outcome.ACKED)
     publish_settled(lane.adapters, newest_of(lane))
-    copy, settlements = lane.turn, dict(lane.store.settlements)
+    copy, settlements, published = lane.turn, dict(lane.store.settlements), set(lane.store.published)
     for number in range(later):
         next_turn(lane, 7 + number)
-    lane.turn, lane.store.settlements = copy, settlements
+    lane.turn, lane.store.settlements, lane.store.published = copy, settlements, published
     with pytest.raises(
         LedgerError, match=r"table totals holds turn \d of lane live, .*older copy of the ledger.*reset"
     ):
@@ -226,6 +231,67 @@ def test_an_output_table_that_is_older_than_the_ledger_stops_the_lane_before_its
     shutil.move(tmp_path / "copy", tmp_path / "shop" / "outputs")
     with pytest.raises(LedgerError, match=r"holds turn 1 .* has published turn 3 there: the table is an older copy"):
         next_turn(lane, 9)
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_a_table_that_its_user_makes_anew_stops_no_turn(tmp_path: Path, later: int) -> None:
+    lane = lane_with_rows(tmp_path, Outcome.ACKED)
+    publish_settled(lane.adapters, newest_of(lane))
+    for number in range(later):
+        next_turn(lane, 7 + number)
+    shutil.rmtree(tmp_path / "shop" / "outputs")
+    table = OutputTable(f"{tmp_path}/shop/outputs/{TABLE}", COLUMNS)
+    assert table.append([], "a user", 1)
+    publish_settled(lane.adapters, newest_of(lane))
+    next_turn(lane, 9)
+    assert DeltaTable(table.uri).to_pyarrow_table()["_offset"].to_pylist() == [9]
+
+
+def test_a_void_turn_after_one_that_was_given_up_does_not_make_the_ledger_look_like_a_copy(tmp_path: Path) -> None:
+    lane = lane_with_rows(tmp_path, Outcome.ACKED)
+    publish_settled(lane.adapters, newest_of(lane))
+    before = lane.store.settlements[lane.turn]
+    lane.turn = lane.turn._replace(n=2)
+    lane._stage([Row(7, {7: Outcome.ACKED})])
+    turn_of(lane, [OutcomeRow(7, 1, Outcome.ACKED, NOW)], before)
+    lane.store.store_give_up(lane.turn, TABLE)
+    publish_settled(lane.adapters, newest_of(lane))
+    void = without_effect(lane.store.settlements[lane.turn], lane.store.given_up(lane.turn))
+    lane.turn = lane.turn._replace(n=3)
+    lane.store.settlements[lane.turn] = void
+    next_turn(lane, 9)
+    rows = DeltaTable(f"{tmp_path}/shop/outputs/{TABLE}").to_pyarrow_table()["_offset"].to_pylist()
+    assert sorted(rows) == [0, 9]
+
+
+def test_a_table_is_known_by_its_place_when_the_file_gives_it_another_name(tmp_path: Path) -> None:
+    lane = lane_with_rows(tmp_path, Outcome.ACKED)
+    publish_settled(lane.adapters, newest_of(lane))
+    [number] = last_published(lane.store, newest_of(lane), application_of("ledger", lane.turn)).values()  # type: ignore[arg-type]
+    for name in (TABLE, f"file://{tmp_path}/shop/outputs/{TABLE}", f"file://{tmp_path}/shop/outputs/other"):
+        assert published_in(lane.store, {TABLE: number}, name) == (None if name.endswith("other") else number)  # type: ignore[arg-type]
+
+
+def test_files_of_a_turn_that_has_waited_for_days_are_written_again_because_a_vacuum_may_have_listed_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = lane_with_rows(tmp_path, Outcome.ACKED)
+    [old] = final_files(tmp_path)
+    tomorrow = time.time() + 2 * 86_400
+    monkeypatch.setattr("ackline.outputs.turn.time.time", lambda: tomorrow)
+    publish_settled(lane.adapters, newest_of(lane))
+    old.unlink()
+    assert DeltaTable(f"{tmp_path}/shop/outputs/{TABLE}").to_pyarrow_table().num_rows == 1
+
+
+def test_a_planner_beside_another_run_loses_its_number_and_is_not_told_that_rows_are_gone(tmp_path: Path) -> None:
+    lane = lane_with_rows(tmp_path, Outcome.IN_FLIGHT)
+    late = newest_of(lane)
+    before = lane.store.settlements[lane.turn]
+    lane.turn = lane.turn._replace(n=2)
+    turn_of(lane, [OutcomeRow(0, 1, Outcome.ACKED, NOW, answer=AnswerKind.ACK)], before)
+    publish_settled(lane.adapters, newest_of(lane))
+    assert store_plan(lane.adapters, late, plan_of(late.turn, empty=True)) is False
 
 
 STAGED_ONLY = (Outcome.ACKED, Outcome.ACKED)

@@ -252,9 +252,10 @@ def drop_outputs(adapters: Adapters, turn: TurnId, tables: Collection[str], reas
     for name in outputs.tables:
         try:
             publish_table(adapters, turn, outputs, name)
-        except TransientError:
-            raise
         except AcklineError as error:
+            # A store that does not answer may never do so again: the operator decides that for the named tables.
+            if isinstance(error, TransientError) and name not in tables:
+                raise
             (lost if name in tables else others)[name] = str(error)
     if others:
         raise FatalError(
@@ -272,6 +273,7 @@ def drop_outputs(adapters: Adapters, turn: TurnId, tables: Collection[str], reas
         _logger.warning("%s: %s dropped its rows for %s: %s", turn, adapters.actor, ", ".join(lost), reason)
     for name in lost:
         adapters.store.store_give_up(turn, name)
+    adapters.store.store_published(turn)
     return DroppedOutputs(turn, dropped, lost, commit_or_reason(adapters))
 
 
@@ -280,6 +282,8 @@ def _unpublished(adapters: Adapters) -> tuple[TurnId, OutputsOfTurn]:
     newest = adapters.store.newest()
     outputs = OutputsOfTurn.decode(newest.outputs) if newest is not None and newest.outputs else None
     if newest is None or outputs is None or not outputs.tables:
+        raise _nothing_to_drop(adapters)
+    if adapters.store.is_published(newest.turn):
         raise _nothing_to_drop(adapters)
     names = outputs.tables.keys() - adapters.store.given_up(newest.turn)
     lacking = {name: outputs.tables[name] for name in sorted(names) if not _has(adapters, name, outputs, newest.turn)}
@@ -298,7 +302,5 @@ def _nothing_to_drop(adapters: Adapters) -> ConfigError:
 def _has(adapters: Adapters, name: str, outputs: OutputsOfTurn, turn: TurnId) -> bool:
     try:
         return has_turn(adapters.store, turn, outputs, name)
-    except TransientError:
-        raise
     except AcklineError:  # a table that can't be used
         return False

@@ -76,9 +76,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--max-rate", type=int)
     parser.add_argument("--reason", default="")
     arguments = parser.parse_args(argv)
-    secrets = read_secrets()
+    # Before the secrets: a task that was killed meanwhile never writes them, and reading them would wait for ever.
     task = os.environ.pop(TASK, None)
     end_with_task(ProcessIdentity.decode(task) if task else None)
+    secrets = read_secrets()
     try:
         options = BackfillOptions(arguments.max_records, arguments.max_rate, arguments.reason)
         lane = arguments.backfill

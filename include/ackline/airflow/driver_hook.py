@@ -143,8 +143,11 @@ def handed_over(content: str) -> Iterator[str]:
         try:
             yield pipe
         finally:
-            if writer.is_alive() and os.path.exists(pipe):  # the driver has ended before it has read anything
-                os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
+            # If the driver has ended before it has read anything, the writer still waits for a reader, or is about to.
+            while writer.is_alive() and os.path.exists(pipe):
+                reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+                writer.join(timeout=0.05)
+                os.close(reader)
             writer.join(timeout=5)
 
 

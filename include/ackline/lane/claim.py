@@ -281,7 +281,7 @@ def store_void(adapters: Adapters, plan: Plan, before: Settlement, waiver: Marke
         plan.turn, TurnKind.VOID, adapters.run_id, adapters.now(), partitions, waiver.actor, waiver.reason,
         # Answers that the turn has read did not count, so the next turn reads them again.
         answers=before.answers.after_turn_without_answers() if before.answers else None,
-        outputs=without_effect(before.outputs),
+        outputs=without_effect(before.outputs, adapters.store.given_up(before.turn) if before.outputs else ()),
     )  # fmt: skip
     return adapters.store.store_settlement(settlement, plan)
 

@@ -113,12 +113,11 @@ def _check_distinct_tables(adapters: Adapters, outputs: Iterable[Output]) -> Non
     first: dict[str, Output] = {}
     for output in outputs:
         assert output.table is not None
-        uri = table_of(adapters.store, output.table).uri
-        other = first.setdefault(canonical_uri(uri) if is_remote(uri) else os.path.realpath(uri), output)
+        other = first.setdefault(place := _place(adapters.store, output.table), output)
         if other is not output:
             raise ConfigError(
                 f"outputs.{other.number}.table ({other.table}) and outputs.{output.number}.table ({output.table}) are "
-                f"one table, at {scrub_address(uri)}; give one of the outputs both streams: `from: [A, B]`",
+                f"one table, at {scrub_address(place)}; give one of the outputs both streams: `from: [A, B]`",
                 key=f"outputs.{output.number}.table",
             )
 
@@ -184,6 +183,20 @@ def last_published(store: LedgerStore, settlement: Settlement, application: str)
     return published_after(outputs, store.given_up(settlement.turn) if outputs.tables else ())
 
 
+def published_in(store: LedgerStore, published: Mapping[str, int], name: str) -> int | None:
+    """Returns the number under which the lane has published in a table last, by whatever name the pipeline file has
+    called the table then; None if it has not."""
+    if name in published:
+        return published[name]
+    uri = _place(store, name)
+    return max((number for other, number in published.items() if _place(store, other) == uri), default=None)
+
+
+def _place(store: LedgerStore, table: str) -> str:
+    uri = table_of(store, table).uri
+    return canonical_uri(uri) if is_remote(uri) else os.path.realpath(uri)
+
+
 def _check_last_published(adapters: Adapters, outputs: Iterable[Output]) -> None:
     """Raises LedgerError if the ledger or an output table is an older copy: before a turn is planned that could not be
     published."""
@@ -200,7 +213,7 @@ def _check_last_published(adapters: Adapters, outputs: Iterable[Output]) -> None
         if waits is not None and last == waits.after:
             continue  # a run publishes the newest turn, before it stores its plan
         try:
-            check_last_published(newest.turn, output.table, last, published.get(output.table))
+            check_last_published(newest.turn, output.table, last, published_in(adapters.store, published, output.table))
         except LedgerError:
             now = adapters.store.newest()
             if now is not None and now.turn == newest.turn:

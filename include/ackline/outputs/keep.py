@@ -28,6 +28,7 @@ from ackline.outputs.checks import (
     last_published,
     lost_files,
     outputs_of,
+    published_in,
     staging_root,
 )
 from ackline.outputs.turn import rows_gone, staged_tables
@@ -52,9 +53,10 @@ Partitions = Mapping[TopicPartition, SettledPartition]
 
 
 def settled_outputs(
-    adapters: Adapters, plan: Plan, before: Settlement, settled: Partitions, outcomes: TurnOutcomes
+    adapters: Adapters, plan: Plan, before: Settlement, settled: Partitions, outcomes: TurnOutcomes, lost: bool = False
 ) -> str:
-    """Returns what settlement n holds of outputs, encoded. `settled` are its partitions.
+    """Returns what settlement n holds of outputs, encoded. `settled` are its partitions; `lost` is whether an operator
+    has recorded the turn as lost, whatever it had staged.
 
     Call it after decisions n are stored. The files that the result names are on the disk when this returns, and each
     output table that gets rows exists. Raises LedgerError if staged rows are gone or a table holds another turn than
@@ -63,7 +65,7 @@ def settled_outputs(
     of a table: publishing writes its rows, and `ackline void --give-up` is the way out.
     """
     try:
-        return _settled_outputs(adapters, plan, before, settled, outcomes)
+        return _settled_outputs(adapters, plan, before, settled, outcomes, lost)
     except AcklineError:
         # Another process may have settled and published the turn meanwhile. Then it has removed the staged rows, and
         # the settlement of this process is refused, whatever it holds.
@@ -73,9 +75,10 @@ def settled_outputs(
 
 
 def _settled_outputs(
-    adapters: Adapters, plan: Plan, before: Settlement, settled: Partitions, outcomes: TurnOutcomes
+    adapters: Adapters, plan: Plan, before: Settlement, settled: Partitions, outcomes: TurnOutcomes, lost: bool
 ) -> str:
-    application, execution = application_of(adapters.store.ledger_id(), plan.turn), _execution(adapters, plan)
+    application = application_of(adapters.store.ledger_id(), plan.turn)
+    execution = None if lost else _execution(adapters, plan)
     published = last_published(adapters.store, before, application)
     if execution is None and not kept_after(before.outputs):
         return OutputsOfTurn(application, published=published).encode()
@@ -84,11 +87,11 @@ def _settled_outputs(
     kept = _kept_after_turn(adapters, plan, before, settled, of_turn or (), outcomes, attempts)
     tables = {}
     for name, sources in _sources(adapters, of_turn, kept).items():
-        table = _written(adapters, plan, name, sources, attempts, application, published.get(name))
+        after = published_in(adapters.store, published, name)
+        table = _written(adapters, plan, name, sources, attempts, application, after)
         if table.rows or table.files is None:
             tables[name] = table
-    # Two processes that settle the turn from the same rows publish the same: so do an older copy of the ledger that
-    # settles it again, and any other one does not.
+    # Two processes that settle the turn from the same rows publish the same under the same number.
     what = [execution, [file.path for table in kept.released for file in table.files],
             sorted((name, table.rows) for name, table in tables.items())]  # fmt: skip
     identity = int.from_bytes(sha256(json.dumps(what).encode()).digest()[:4])

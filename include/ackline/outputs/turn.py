@@ -7,10 +7,12 @@ next number is taken, only after each output table has the turn that is settled.
 import logging
 import re
 import secrets
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ackline.errors import ConfigError, FatalError, LedgerError
+from ackline.errors import ConfigError, FatalError, LedgerError, TransientError
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import void_advice
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
@@ -24,7 +26,7 @@ from ackline.outputs.checks import (
     staging_folder,
     staging_root,
 )
-from ackline.pipeline.outputs import OutputsOfTurn, StagedOutputs, StagedTable, kept_after
+from ackline.pipeline.outputs import FinalFile, OutputsOfTurn, StagedOutputs, StagedTable, kept_after
 from ackline.scrub import scrub_address
 from ackline.tables.errors import folder_errors
 from ackline.tables.folder import Folder
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from ackline.worker.settings import ReplayJob
 
 log = logging.getLogger(__name__)
+_DAY_MS = 86_400_000
 
 
 def manifest_name(execution: int) -> str:
@@ -110,17 +113,19 @@ def publish_settled(adapters: Adapters, newest: Settlement | None) -> None:
     outputs = OutputsOfTurn.decode(newest.outputs)
     if outputs.execution is None and not outputs.tables and not outputs.released:
         return  # nothing to publish, and the same rows wait as before the turn
-    given_up = adapters.store.given_up(newest.turn) if outputs.tables else ()
-    for name in outputs.tables.keys() - set(given_up):
-        try:
-            publish_table(adapters, newest.turn, outputs, name)
-        except (ConfigError, FatalError) as error:
-            lane = "" if newest.turn.lane == LIVE else f" --lane {newest.turn.lane}"
-            error.add_advice(
-                f"If these rows can never be published, give them up with "
-                f"`ackline void {newest.turn.pipeline}{lane} --give-up TABLE --reason …`"
-            )
-            raise
+    if outputs.tables and not adapters.store.is_published(newest.turn):
+        for name in sorted(outputs.tables.keys() - adapters.store.given_up(newest.turn)):
+            try:
+                publish_table(adapters, newest.turn, outputs, name)
+            except (ConfigError, FatalError, TransientError) as error:
+                lane = "" if newest.turn.lane == LIVE else f" --lane {newest.turn.lane}"
+                error.add_advice(
+                    f"If these rows can never be published, give them up with "
+                    f"`ackline void {newest.turn.pipeline}{lane} --give-up TABLE --reason …`"
+                )
+                raise
+        # After all tables, and before the staged rows go. A crash before it costs another look at each table.
+        adapters.store.store_published(newest.turn)
     with folder_errors(staging_root(adapters)):
         remove_staged(adapters, newest)
 
@@ -134,14 +139,17 @@ def publish_table(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn, name
     existing = table.columns()
     if existing is not None:
         check_staged_columns(name, of_turn.columns, existing)
-    if existing is None or files is None or not table.has_files(files):
-        # Of a turn at most once whose rows settle could not write, or a tool has vacuumed the table meanwhile. What
-        # the turn publishes follows from what is stored, so the same rows are written again.
+    usable = existing is not None and files is not None and table.has_files(files)
+    if files is None or not usable or _may_be_vacuumed(files):
+        # Of a turn at most once whose rows settle could not write, or a tool has vacuumed the table meanwhile, or may
+        # do so right now. What the turn publishes follows from what is stored, so the same rows are written again.
         staged = staged_tables(adapters, turn, outputs.execution)
         sources = [each for each in (*(staged or ()), *outputs.released) if each.table == name]
         root = staging_root(adapters)
-        if staged is None or not sources or lost_files(root, sources):
-            if files is not None and existing is None:
+        if staged is not None and sources and not lost_files(root, sources):
+            files = write_table(store, turn, sources, Folder(root), AttemptOutcomes.read(store, turn)).files
+        elif not usable:
+            if existing is None and files is not None:
                 log.warning("%s: the output table %s was removed after settle had filled it", turn, scrub_address(name))
                 return  # its user has removed the table, with its rows
             raise LedgerError(
@@ -149,14 +157,19 @@ def publish_table(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn, name
                 f"staged rows in {root}/{folder_name(turn)}, are gone. Restore the folder of one of the two from a "
                 f"backup; no other turn is planned until then"
             )
-        files = write_table(store, turn, sources, Folder(root), AttemptOutcomes.read(store, turn)).files or ()
     # The fence: of two processes that publish the turn, one commits. A refused commit removes no file, because the log
     # may name these files: if the answer to the write of an entry is lost, delta-rs repeats the write, which fails
     # because the entry exists. Files that no version names stay until the table is vacuumed.
     with table.errors():
-        stored = table.append(entries(files), outputs.application, outputs.number)
+        stored = table.append(entries(files or ()), outputs.application, outputs.number)
     if not stored and not has_turn(store, turn, outputs, name):
         raise FatalError(f"{turn}: {scrub_address(name)} was changed while its rows were published; run this again")
+
+
+def _may_be_vacuumed(files: Sequence[FinalFile]) -> bool:
+    """Returns whether files that no version names are so old that a vacuum may be about to remove them: it first lists
+    what is older than some days, and then removes it, although a commit may name it by then."""
+    return any(time.time() * 1000 - file.modification_time > _DAY_MS for file in files)
 
 
 def store_plan(adapters: Adapters, newest: Settlement, plan: Plan) -> bool:
@@ -167,9 +180,15 @@ def store_plan(adapters: Adapters, newest: Settlement, plan: Plan) -> bool:
     turns of a lane are ever half published.
     """
     publish_settled(adapters, newest)
-    if plan.kind is TurnKind.RUN or (plan.kind is TurnKind.SKIP and leaves_in_flight(newest, plan)):
-        check_kept_files(adapters, newest)
-    check_outputs_of(adapters, plan)
+    try:
+        if plan.kind is TurnKind.RUN or (plan.kind is TurnKind.SKIP and leaves_in_flight(newest, plan)):
+            check_kept_files(adapters, newest)
+        check_outputs_of(adapters, plan)
+    except LedgerError:
+        now = adapters.store.newest()
+        if now is not None and (now.turn.epoch, now.turn.n) > (newest.turn.epoch, newest.turn.n):
+            return False  # another process has settled a later turn, and removed what this one has looked for
+        raise
     return adapters.store.store_plan(plan)
 
 

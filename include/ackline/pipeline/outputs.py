@@ -289,13 +289,13 @@ def kept_after(text: str) -> tuple[StagedTable, ...]:
     return tuple(OutputsOfTurn.decode(text).kept) if text else ()
 
 
-def without_effect(text: str) -> str:
+def without_effect(text: str, given_up: Collection[str] = ()) -> str:
     """Returns the `outputs` of the settlement of a void turn, given those of the settlement before it: it publishes
-    nothing, and the same rows wait."""
+    nothing, and the same rows wait. The tables `given_up` did not get the turn before it."""
     if not text:
         return ""
     before = OutputsOfTurn.decode(text)
-    return OutputsOfTurn(before.application, kept=before.kept, published=published_after(before)).encode()
+    return OutputsOfTurn(before.application, kept=before.kept, published=published_after(before, given_up)).encode()
 
 
 def published_after(outputs: OutputsOfTurn, given_up: Collection[str] = ()) -> dict[str, int]:

@@ -23,7 +23,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from ackline.errors import GroupMoved, NoProof, TooManyFailures
+from ackline.errors import GroupMoved, LedgerError, NoProof, TooManyFailures
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import (
     acknowledged_foreign_offset,
@@ -124,7 +124,12 @@ def settle_turn(adapters: Adapters, plan: Plan, before: Settlement) -> Settlemen
             f"proves nothing. Run replay again. {void_advice(plan.turn)}"
         )
     report = stored_report(adapters, plan)
-    outcomes = _decided_outcomes(adapters, plan, before, report)
+    try:
+        outcomes = _decided_outcomes(adapters, plan, before, report)
+    except LedgerError:
+        if adapters.store.is_settled(plan.turn):
+            return None  # by another process, which has published the staged rows that this one has looked for
+        raise
     # If another process has closed the turn as void meanwhile, decisions n may have been refused because later ones are
     # stored, and the rows of this turn are not whole. Checked after they were read: while the turn is open, a taken
     # number of decisions can only be n.
@@ -135,7 +140,7 @@ def settle_turn(adapters: Adapters, plan: Plan, before: Settlement) -> Settlemen
     partitions = with_metrics(adapters, plan, before, settled, outcomes, report)
     reason = lost.reason if lost else plan.reason
     answers = _answer_report(adapters, plan, before)
-    outputs = settled_outputs(adapters, plan, before, settled, outcomes)
+    outputs = settled_outputs(adapters, plan, before, settled, outcomes, lost is not None)
     settlement = Settlement(
         plan.turn,
         plan.kind,

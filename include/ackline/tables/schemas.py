@@ -204,9 +204,10 @@ SETTLEMENT_COLUMNS = [
     Column("answers", STRING, "whole.answers", each(AnswerReport.encode, AnswerReport.decode),
            comment="How far the lane has read its ack topic, and how many answers of this turn were applied and "
                    "ignored, as JSON. Null without an ack topic."),
-    Column("outputs", STRING, "whole.outputs", TEXT,
-           comment="The execution whose rows this turn publishes, how many rows each output table gets at most, and "
-                   "the files of rows that wait for records in flight, as JSON. Null if the turn has none of these."),
+    Column("outputs", STRING, "whole.outputs", TEXT, once=True,
+           comment="The execution whose rows this turn publishes, the files of these rows in each output table, and "
+                   "the files of rows that wait for records in flight, as JSON. In one row of the turn, and null in "
+                   "the others; null if the turn has none of these."),
     Column("steps", STRING, "whole.steps", each(StepFigures.encode, StepFigures.decode), once=True,
            comment="What the steps of the pipeline did in the turn, as JSON: tuples, calls, and times in "
                    "milliseconds. In one row of the turn, and null in the others; null with neither steps nor "

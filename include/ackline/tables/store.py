@@ -428,6 +428,15 @@ class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
         stored already."""
         return self.settlements.append([], self._application(turn.epoch, f"given-up/{quote(table, safe='')}"), turn.n)
 
+    def store_published(self, turn: TurnId) -> None:
+        """Store that each output table has the rows of a settled turn, or was given up for it."""
+        self.settlements.append([], self._application(turn.epoch, "published"), turn.n)
+
+    def is_published(self, turn: TurnId) -> bool:
+        """Returns whether it is stored that each output table has the rows of a settled turn, or was given up for it.
+        Then no step looks at these tables again because of the turn: their user may drop them, or make them anew."""
+        return (self.settlements.version_of(self._application(turn.epoch, "published")) or -1) >= turn.n
+
     def given_up(self, turn: TurnId) -> set[str]:
         """Returns the output tables for which an operator has given up the rows of the newest settled turn."""
         of_epoch = self._application(turn.epoch, "given-up/")
