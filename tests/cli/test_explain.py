@@ -49,7 +49,7 @@ def test_an_offset_is_one_object_with_state_events_and_sentence(
 def test_a_partition_is_one_object_with_what_holds_it_and_retention(monkeypatch: pytest.MonkeyPatch) -> None:
     lane = MemoryLane(OK, FAILS, OK, dead_letter="none", retry={"initial_delay": "1h"}).after_run()
     found = json.loads(shown(monkeypatch, lane.adapters(), "orders", "0", "--json"))
-    assert list(found) == ["topic", "partition", "floor", "held_by", "retention", "sentence"]
+    assert list(found) == ["topic", "partition", "floor", "held_by", "retention", "sentence", "stands_still"]
     assert list(found["held_by"]) == ["offset", "kind", "attempts", "due", "error_class"]
     assert (found["floor"], found["held_by"]["offset"], found["held_by"]["kind"]) == (1, 1, "retry")
     assert found["retention"] == {"log_start": 0, "eta": None}

@@ -3,17 +3,20 @@
 import contextlib
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated
 
 from pydantic import BeforeValidator
 
 from ackline.actions.objects import JsonObject, PartitionObject, Time
+from ackline.actions.standstill import StandsStill
 from ackline.actions.status import OpenTurn, PartitionStatus, open_turn_of, status_and_missing
 from ackline.errors import AcklineError, ConfigError, TransientError
 from ackline.lane.adapters import Adapters
 from ackline.ledger.explain import (
+    AFTER_REFUSAL,
+    NEXT_RUN,
     OffsetExplanation,
     PartitionEvidence,
     PartitionExplanation,
@@ -64,18 +67,21 @@ class PartitionExplanationObject(PartitionObject):
     held_by: HeldByObject | None
     retention: RetentionObject
     sentence: str
+    stands_still: StandsStill | None = None
 
     @classmethod
-    def of(cls, found: PartitionExplanation) -> "PartitionExplanationObject":
-        """Returns an explanation as an object."""
+    def of(cls, found: PartitionExplanation, standing: StandsStill | None = None) -> "PartitionExplanationObject":
+        """Returns an explanation as an object, with what its lane stands still for."""
         values = {"floor": found.floor, "held_by": found.held_by, "retention": found.retention}
-        return cls.model_validate({**found.tp._asdict(), **values, "sentence": found.sentence})
+        own = {**values, "sentence": found.sentence, "stands_still": standing}
+        return cls.model_validate({**found.tp._asdict(), **own})
 
 
 class ExplanationsObject(JsonObject):
     """What holds the floors of a pipeline."""
 
     pipeline: str
+    stands_still: StandsStill | None
     partitions: tuple[PartitionExplanationObject, ...]
 
 
@@ -101,10 +107,14 @@ class OffsetExplanationObject(JsonObject):
     pending: PendingObject | None
     events: tuple[EventObject, ...]
     sentence: str
+    stands_still: StandsStill | None = None
 
 
-def explain_partitions(adapters: Adapters, only: TopicPartition | None = None) -> list[PartitionExplanation]:
-    """Returns for each partition of the lane what holds its floor, those with the largest lag first.
+def explain_partitions(
+    adapters: Adapters, only: TopicPartition | None = None, standing: StandsStill | None = None
+) -> list[PartitionExplanation]:
+    """Returns for each partition of the lane what holds its floor, those with the largest lag first. `standing` is what
+    the lane stands still for: then nothing is said of the next run.
 
     Raises ConfigError if the lane does not have the partition `only`.
     """
@@ -113,10 +123,16 @@ def explain_partitions(adapters: Adapters, only: TopicPartition | None = None) -
     if only is not None and not wanted:
         name = adapters.pipeline.name
         raise ConfigError(f"{only}: not a partition of {name}; `ackline status {name}` lists its partitions")
-    return explanations_of(adapters, sorted(wanted, key=lambda status: -(status.lag or 0)))
+    return explanations_of(adapters, sorted(wanted, key=lambda status: -(status.lag or 0)), standing)
 
 
-def explanations_of(adapters: Adapters, statuses: Iterable[PartitionStatus]) -> list[PartitionExplanation]:
+def _next_run(standing: StandsStill | None) -> str:
+    return NEXT_RUN if standing is None else AFTER_REFUSAL
+
+
+def explanations_of(
+    adapters: Adapters, statuses: Iterable[PartitionStatus], standing: StandsStill | None = None
+) -> list[PartitionExplanation]:
     """Returns what holds the floor of these partitions, in their order."""
     statuses = list(statuses)
     expiries, now = next_expiries(adapters, statuses), adapters.now()
@@ -125,7 +141,9 @@ def explanations_of(adapters: Adapters, statuses: Iterable[PartitionStatus]) -> 
         tp = TopicPartition(status.topic, status.partition)
         log_start, log_end = status.log_start, status.log_end
         expiry = expiries.get(tp)
-        evidence = PartitionEvidence(tp, status.floor, status.held_by, log_start, log_end, expiry, now, status.why)
+        evidence = PartitionEvidence(
+            tp, status.floor, status.held_by, log_start, log_end, expiry, now, status.why, _next_run(standing)
+        )
         explanations.append(explain_partition(evidence))
     return explanations
 
@@ -151,7 +169,9 @@ def next_expiries(adapters: Adapters, statuses: Iterable[PartitionStatus]) -> di
     return expiries
 
 
-def explain_record(adapters: Adapters, tp: TopicPartition, offset: int) -> OffsetExplanation:
+def explain_record(
+    adapters: Adapters, tp: TopicPartition, offset: int, standing: StandsStill | None = None
+) -> OffsetExplanation:
     """Returns what became of an offset. Without an answer of the broker, the end of the log is left open.
 
     Raises ConfigError if the lane has not begun.
@@ -160,7 +180,7 @@ def explain_record(adapters: Adapters, tp: TopicPartition, offset: int) -> Offse
     if newest is None:
         raise ConfigError(f"{adapters.pipeline.name} has not run yet: the lane {adapters.store.lane} has no record")
     evidence = evidence_of_offset(adapters.store, newest, tp, offset, _log_of(adapters, newest, tp))
-    return explain_offset(evidence, adapters.now())
+    return explain_offset(replace(evidence, next_run=_next_run(standing)), adapters.now())
 
 
 def _log_of(adapters: Adapters, newest: Settlement, tp: TopicPartition) -> LogBounds | None:
@@ -189,8 +209,8 @@ class HeldBack:
     open_turn: OpenTurn | None
 
 
-def held_back(adapters: Adapters, worst: Sequence[PartitionStatus]) -> HeldBack:
+def held_back(adapters: Adapters, worst: Sequence[PartitionStatus], standing: StandsStill | None = None) -> HeldBack:
     """Returns what holds the floors of these partitions, of at most MOST_EXPLAINED of them, in their order."""
     held = [status for status in worst if status.held_by is not None]
-    explanations = explanations_of(adapters, held[:MOST_EXPLAINED])
+    explanations = explanations_of(adapters, held[:MOST_EXPLAINED], standing)
     return HeldBack(explanations, len(held) - len(explanations), open_turn_of(adapters))

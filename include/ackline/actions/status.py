@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainSerializer, SerializerFunctionWrapHandler, model_serializer
 
 from ackline.actions.objects import JsonObject, Time, missing_keys
+from ackline.actions.standstill import PAUSED_LANE, StandsStill
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import claimed_floors
 from ackline.lane.log_checks import KafkaView, observe_kafka
@@ -275,6 +276,7 @@ class StatusObject(JsonObject):
 
     left_out = frozenset({"steps", "complete_latency_ms"})
     pipeline: str
+    stands_still: StandsStill | None = None
     partitions: tuple[PartitionStatus, ...]
     topics: tuple[TopicStatus, ...]
     missing_topics: tuple[str, ...]
@@ -290,10 +292,12 @@ def status_object(
     missing: Iterable[str],
     steps: StepFigures | None,
     open_turn: OpenTurn | None,
+    standing: StandsStill | None = None,
 ) -> StatusObject:
     """Returns the status of a lane, or of the chosen partitions of it, as an object."""
     return StatusObject(
         pipeline=pipeline,
+        stands_still=standing,
         partitions=tuple(partitions),
         topics=tuple(status_by_topic(partitions)),
         **missing_keys(missing),
@@ -342,9 +346,17 @@ class OverviewObject(JsonObject):
     pipelines: tuple[PipelineStatus, ...]
 
 
-def summary_of(pipeline: str, partitions: Sequence[PartitionStatus], missing: Sequence[str]) -> PipelineStatus:
-    """Returns the state of a pipeline, from that of its partitions; `missing` are topics that do not exist."""
+def summary_of(
+    pipeline: str,
+    partitions: Sequence[PartitionStatus],
+    missing: Sequence[str],
+    standing: StandsStill | None = None,
+) -> PipelineStatus:
+    """Returns the state of a pipeline, from that of its partitions; `missing` are topics that do not exist, `standing`
+    is what the lane stands still for."""
     health, problem = _health(partitions, missing)
+    if standing is not None and standing.reason != PAUSED_LANE and health > Health.STOPPED:
+        health, problem = Health.STOPPED, standing.sentence
     lags = [status.lag for status in partitions if status.lag is not None]
     return PipelineStatus(
         pipeline=pipeline,

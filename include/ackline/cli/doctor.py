@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ackline.actions.standstill import what_stands_still
 from ackline.cli import formats, options, tables
 from ackline.cli.options import Json, pipeline_named
-from ackline.errors import AcklineError, ConfigError, FatalError
+from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.handler import load_handler, tier_of
 from ackline.in_flight.ack_topic import checked_topic
 from ackline.kafka.config import brokers
@@ -75,6 +76,8 @@ def doctor(
 
 def examine(name: str | None) -> Iterator[Check]:
     """Check the machine and the project, and pipeline `name` with its broker if a name is given."""
+    if name is not None:
+        yield from _standstill(name)
     yield _check("python", lambda: f"{sys.version.split()[0]}")
     yield _check("java", _java)
     yield _check("jars", _jars)
@@ -89,6 +92,19 @@ def examine(name: str | None) -> Iterator[Check]:
         return
     yield from _code(pipeline)
     yield from _broker(pipeline)
+
+
+def _standstill(name: str) -> Iterator[Check]:
+    """Yields what the lane stands still for. Later checks name what keeps this one from looking."""
+    try:
+        pipeline = pipeline_named(name)
+        connection = connection_of(pipeline)
+        with open_adapters(pipeline, connection, run_id=new_run_id("doctor"), actor="doctor") as adapters:
+            found = what_stands_still(adapters)
+    except AcklineError:
+        return
+    if found is not None and found.reason != TransientError.__name__:
+        yield Check(f"lane {name}", False, found.line)
 
 
 def _check(name: str, look: Callable[[], str]) -> Check:

@@ -14,6 +14,7 @@ from ackline.actions.explain import (
     explain_partitions,
     explain_record,
 )
+from ackline.actions.standstill import StandsStill, what_stands_still
 from ackline.cli import formats, tables
 from ackline.cli.options import Json, Lane, Name, Now, opened
 from ackline.errors import ConfigError
@@ -51,18 +52,20 @@ def explain(
     tp = None if topic is None or partition is None else TopicPartition(topic, partition)
     with opened(name, now, lane=lane, handler=False) as adapters:
         if tp is not None and offset is not None:
-            record = explain_record(adapters, tp, offset)
-            _print_record(record, adapters.pipeline.steps is not None, as_json)
+            record = explain_record(adapters, tp, offset, standing := what_stands_still(adapters))
+            _print_record(record, adapters.pipeline.steps is not None, standing, as_json)
             return
-        explanations = explain_partitions(adapters, tp)
-    _print_partitions(name, explanations, tp is not None, as_json)
+        explanations = explain_partitions(adapters, tp, standing := what_stands_still(adapters))
+    _print_partitions(name, explanations, tp is not None, standing, as_json)
 
 
-def _print_record(record: OffsetExplanation, has_steps: bool, as_json: bool) -> None:
+def _print_record(record: OffsetExplanation, has_steps: bool, standing: StandsStill | None, as_json: bool) -> None:
     if as_json:
-        formats.print_json(OffsetExplanationObject.model_validate(record))
+        found = OffsetExplanationObject.model_validate(record)
+        formats.print_json(found.model_copy(update={"stands_still": standing}))
         return
     out = tables.console()
+    tables.print_standstill(out, standing)
     out.print(record.sentence)
     if has_steps:
         tables.print_lines(out, filter(None, map(attempt_sentence, record.events)))
@@ -74,12 +77,21 @@ def _print_record(record: OffsetExplanation, has_steps: bool, as_json: bool) -> 
         tables.print_table(out, None, columns, rows, columns[1:6])
 
 
-def _print_partitions(name: str, explanations: list[PartitionExplanation], single: bool, as_json: bool) -> None:
+def _print_partitions(
+    name: str,
+    explanations: list[PartitionExplanation],
+    single: bool,
+    standing: StandsStill | None,
+    as_json: bool,
+) -> None:
     if as_json:
-        every = tuple(PartitionExplanationObject.of(explanation) for explanation in explanations)
-        formats.print_json(every[0] if single else ExplanationsObject(pipeline=name, partitions=every))
+        every = tuple(PartitionExplanationObject.of(explanation, standing) for explanation in explanations)
+        formats.print_json(
+            every[0] if single else ExplanationsObject(pipeline=name, stands_still=standing, partitions=every)
+        )
         return
     out = tables.console()
+    tables.print_standstill(out, standing)
     for explanation in explanations if single else explanations[:MOST]:
         out.print(explanation.sentence)
     if not explanations:

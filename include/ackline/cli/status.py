@@ -10,6 +10,7 @@ import typer
 
 from ackline.actions.explain import HeldBack, held_back
 from ackline.actions.objects import HistoryObject
+from ackline.actions.standstill import what_stands_still
 from ackline.actions.status import (
     Health,
     OpenTurn,
@@ -102,13 +103,14 @@ def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: st
         every, missing = status_and_missing(adapters)
         tps = {TopicPartition(found.topic, found.partition): found for found in every}
         chosen = [tps[tp] for tp in choice.chosen(tps, name)] if choice != PartitionChoice() else every
-        figures = _step_figures(adapters)
+        figures, standing = _step_figures(adapters), what_stands_still(adapters)
         if as_json:
-            formats.print_json(status_object(name, chosen, missing, figures, open_turn_of(adapters)))
+            formats.print_json(status_object(name, chosen, missing, figures, open_turn_of(adapters), standing))
             return
         shown = tables.worst_first(chosen)[: tables.MOST_PARTITIONS]
-        held, time_now = held_back(adapters, shown), adapters.now()
+        held, time_now = held_back(adapters, shown, standing), adapters.now()
     out = tables.console()
+    tables.print_standstill(out, standing)
     for absent in missing:
         out.print(f"{tables.missing_text(absent)}.")
     out.print(tables.status_table(name, chosen, out.width, by_name=sort is Sort.NAME))
@@ -203,7 +205,8 @@ def _summary(name: str, now: str | None) -> PipelineStatus:
     try:
         with opened(name, now, handler=False) as adapters:
             partitions, missing = status_and_missing(adapters)
-        return summary_of(name, partitions, missing)
+            standing = what_stands_still(adapters)
+        return summary_of(name, partitions, missing, standing)
     except AcklineError as error:
         return _unreadable(name, error)
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ackline.actions.standstill import StandsStill
 from ackline.actions.status import PartitionStatus
 from ackline.lane.adapters import Progress as OnProgress
 from ackline.ledger.commit_rule import Committed
@@ -70,6 +71,12 @@ def print_table(
     left_out = [name for index, name in enumerate(columns) if index not in chosen and _has_value(rows, index)]
     if left_out:
         out.print(f"Not shown in {out.width} columns: {', '.join(left_out)}. A wider terminal shows more.")
+
+
+def print_standstill(out: Console, standing: StandsStill | None) -> None:
+    """Prints what a lane stands still for, as the first line."""
+    if standing is not None:
+        out.print(standing.line, style="red")
 
 
 def print_lines(out: Console, lines: Iterable[str]) -> None:

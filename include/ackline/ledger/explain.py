@@ -22,6 +22,8 @@ from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, index
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import Pending, PendingKind
 
+NEXT_RUN, AFTER_REFUSAL = "the next run", "the first run that is not refused"
+"""The run that does what is due; the second one in a lane that stands still."""
 _CALENDAR = timedelta(days=10_000)
 """From this distance on, a time is shown without its distance from now."""
 
@@ -66,6 +68,8 @@ class PartitionEvidence:
     now: datetime
     why: str | None = None
     """Why runs leave the partition alone or stop at it, as `ackline status` shows it."""
+    next_run: str = NEXT_RUN
+    """The run that does what is due: NEXT_RUN, or AFTER_REFUSAL while each run is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,8 @@ def explain_partition(evidence: PartitionEvidence) -> PartitionExplanation:
 def _floor_sentence(evidence: PartitionEvidence) -> str:
     tp, floor, end = evidence.tp, evidence.floor, evidence.log_end
     if evidence.held_by is not None:
-        return f"The floor of {tp} is {floor}, because {waiting_sentence(evidence.held_by, evidence.now)}"
+        waits = waiting_sentence(evidence.held_by, evidence.now, evidence.next_run)
+        return f"The floor of {tp} is {floor}, because {waits}"
     if end is None:
         return f"Nothing is pending in {tp}; its floor is {floor}. The end of its log is not known."
     if end <= floor:
@@ -106,7 +111,7 @@ def _floor_sentence(evidence: PartitionEvidence) -> str:
     return f"Nothing is pending in {tp}; its floor is {floor}, and [{floor}, {end}) is not read yet."
 
 
-def waiting_sentence(holder: HeldBy, now: datetime) -> str:
+def waiting_sentence(holder: HeldBy, now: datetime, next_run: str = NEXT_RUN) -> str:
     """Returns what the pending offset waits for, as a clause that ends a sentence."""
     cause = f" with {holder.error_class}" if holder.error_class else ""
     if holder.kind is PendingKind.DEAD_LETTER:
@@ -118,11 +123,11 @@ def waiting_sentence(holder: HeldBy, now: datetime) -> str:
         until = f" until {moment_text(holder.due, now)}" if holder.due else ""
         return f"offset {holder.offset} is in flight and waits for its answer{until}."
     if not holder.attempts:
-        return f"offset {holder.offset} waits for its first attempt, which the next run makes."
+        return f"offset {holder.offset} waits for its first attempt, which {next_run} makes."
     due = ""
     if holder.due is not None:
         moment = moment_text(holder.due, now)
-        due = f", due since {moment}: the next run makes it" if holder.due <= now else f", due at {moment}"
+        due = f", due since {moment}: {next_run} makes it" if holder.due <= now else f", due at {moment}"
     return (
         f"offset {holder.offset} failed {times_text(holder.attempts)}{cause} and waits for attempt "
         f"{holder.attempts + 1}{due}."
@@ -134,7 +139,7 @@ def _retention_sentence(evidence: PartitionEvidence) -> str:
     if start is None or end is None or floor >= end:
         return ""
     if start > floor:
-        return f"The log starts at {start}: the next run settles what is gone below it as expired."
+        return f"The log starts at {start}: {evidence.next_run} settles what is gone below it as expired."
     if evidence.next_expiry is None:
         return f"The log starts at {start}; no time is known at which retention takes offset {floor}."
     moment = moment_text(evidence.next_expiry, evidence.now)
@@ -290,6 +295,7 @@ class OffsetEvidence:
     """Whether the lane reads chosen ranges, as the lane of a backfill does."""
     log: LogBounds | None = None
     """The readable log now; None if it is not known."""
+    next_run: str = NEXT_RUN
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +359,7 @@ def _state_of(evidence: OffsetEvidence, now: datetime) -> tuple[str, Pending | N
     pending = pending_at(state, evidence.offset)
     if pending is not None:
         holder = HeldBy(evidence.offset, pending.kind, pending.attempts, pending.due, pending.error_class)
-        clause = waiting_sentence(holder, now).removeprefix(f"offset {evidence.offset} ")
+        clause = waiting_sentence(holder, now, evidence.next_run).removeprefix(f"offset {evidence.offset} ")
         reading = evidence.open_turn
         made = f" Turn {reading.turn}, which is open, makes it." if reading else ""
         return OffsetState.PENDING, pending, clause + made
@@ -372,7 +378,7 @@ def _unread_sentence(evidence: OffsetEvidence, state: PartitionState) -> str:
     if log is not None and evidence.offset >= log.end:
         return f"is not written yet, or not readable yet: the log ends at {log.end}.{before}"
     if log is not None and evidence.offset < log.start:
-        return f"is not read, and retention has taken it: the next run settles it as expired.{before}"
+        return f"is not read, and retention has taken it: {evidence.next_run} settles it as expired.{before}"
     return f"is not read yet: the lane has read everything below {state.complete_to}.{before}"
 
 

@@ -8,7 +8,8 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -115,19 +116,71 @@ def publish_settled(adapters: Adapters, newest: Settlement | None) -> None:
         return  # nothing to publish, and the same rows wait as before the turn
     if outputs.tables and not adapters.store.is_published(newest.turn):
         for name in sorted(outputs.tables.keys() - adapters.store.given_up(newest.turn)):
-            try:
+            with _advises_give_up(newest.turn):
                 publish_table(adapters, newest.turn, outputs, name)
-            except (ConfigError, FatalError, TransientError) as error:
-                lane = "" if newest.turn.lane == LIVE else f" --lane {newest.turn.lane}"
-                error.add_advice(
-                    f"If these rows can never be published, give them up with "
-                    f"`ackline void {newest.turn.pipeline}{lane} --give-up TABLE --reason …`"
-                )
-                raise
         # After all tables, and before the staged rows go. A crash before it costs another look at each table.
         adapters.store.store_published(newest.turn)
     with folder_errors(staging_root(adapters)):
         remove_staged(adapters, newest)
+
+
+@contextmanager
+def _advises_give_up(turn: TurnId) -> Iterator[None]:
+    """Adds the way out of a settled turn that can't be published to an error."""
+    try:
+        yield
+    except (ConfigError, FatalError, TransientError) as error:
+        lane = "" if turn.lane == LIVE else f" --lane {turn.lane}"
+        error.add_advice(
+            f"If these rows can never be published, give them up with "
+            f"`ackline void {turn.pipeline}{lane} --give-up TABLE --reason …`"
+        )
+        raise
+
+
+def check_publishable(adapters: Adapters, newest: Settlement) -> list[str]:
+    """Returns the output tables that lack the rows of the newest settled turn, and would get them from the next run.
+
+    Writes nothing. Raises what `publish_settled` would raise, as far as reading shows it, and LedgerError if rows that
+    wait for records in flight are gone.
+    """
+    if not newest.outputs:
+        return []
+    outputs, lacking = OutputsOfTurn.decode(newest.outputs), list[str]()
+    if outputs.tables and not adapters.store.is_published(newest.turn):
+        for name in sorted(outputs.tables.keys() - adapters.store.given_up(newest.turn)):
+            with _advises_give_up(newest.turn):
+                if not has_turn(adapters.store, newest.turn, outputs, name):
+                    _check_table_publishable(adapters, newest.turn, outputs, name)
+                    lacking.append(name)
+    check_kept_files(adapters, newest)
+    return lacking
+
+
+def _check_table_publishable(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn, name: str) -> None:
+    table, of_turn = table_of(adapters.store, name), outputs.tables[name]
+    existing = table.columns()
+    if existing is not None:
+        check_staged_columns(name, of_turn.columns, existing)
+        if of_turn.files is not None and table.has_files(of_turn.files):
+            return
+    if _sources(adapters, turn, outputs, name) is None and (existing is not None or of_turn.files is None):
+        raise _rows_lost(adapters, turn, name)
+
+
+def _sources(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn, name: str) -> list[StagedTable] | None:
+    """Returns the staged rows of a settled turn for one table; None if they are gone, or there are none."""
+    staged = staged_tables(adapters, turn, outputs.execution)
+    sources = [each for each in (*(staged or ()), *outputs.released) if each.table == name]
+    return sources if staged is not None and sources and not lost_files(staging_root(adapters), sources) else None
+
+
+def _rows_lost(adapters: Adapters, turn: TurnId, name: str) -> LedgerError:
+    return LedgerError(
+        f"{turn} is settled, and its rows are not in {scrub_address(name)}; the files with these rows, and its "
+        f"staged rows in {staging_root(adapters)}/{folder_name(turn)}, are gone. Restore the folder of one of the two "
+        f"from a backup; no other turn is planned until then"
+    )
 
 
 def publish_table(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn, name: str) -> None:
@@ -143,20 +196,15 @@ def publish_table(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn, name
     if files is None or not usable or _may_be_vacuumed(files):
         # Of a turn at most once whose rows settle could not write, or a tool has vacuumed the table meanwhile, or may
         # do so right now. What the turn publishes follows from what is stored, so the same rows are written again.
-        staged = staged_tables(adapters, turn, outputs.execution)
-        sources = [each for each in (*(staged or ()), *outputs.released) if each.table == name]
-        root = staging_root(adapters)
-        if staged is not None and sources and not lost_files(root, sources):
-            files = write_table(store, turn, sources, Folder(root), AttemptOutcomes.read(store, turn)).files
+        sources = _sources(adapters, turn, outputs, name)
+        if sources is not None:
+            root = Folder(staging_root(adapters))
+            files = write_table(store, turn, sources, root, AttemptOutcomes.read(store, turn)).files
         elif not usable:
             if existing is None and files is not None:
                 log.warning("%s: the output table %s was removed after settle had filled it", turn, scrub_address(name))
                 return  # its user has removed the table, with its rows
-            raise LedgerError(
-                f"{turn} is settled, and its rows are not in {scrub_address(name)}; the files with these rows, and its "
-                f"staged rows in {root}/{folder_name(turn)}, are gone. Restore the folder of one of the two from a "
-                f"backup; no other turn is planned until then"
-            )
+            raise _rows_lost(adapters, turn, name)
     # The fence: of two processes that publish the turn, one commits. A refused commit removes no file, because the log
     # may name these files: if the answer to the write of an entry is lost, delta-rs repeats the write, which fails
     # because the entry exists. Files that no version names stay until the table is vacuumed.

@@ -67,6 +67,9 @@ from ackline.tables.turn_outcomes import TurnOutcomes
 
 log = logging.getLogger(__name__)
 
+BREAKER = "too many failures"
+"""The reason of a turn that the breaker has closed begins with it."""
+
 
 def settle(
     adapters: Adapters,
@@ -259,7 +262,7 @@ def _void_if_too_many_failed(adapters: Adapters, plan: Plan, before: Settlement,
         if failed / tried <= breaker.failure_ratio:
             return
     allowed = f"{breaker.failure_ratio * 100:g}%"
-    reason = f"too many failures: {failed} of {tried} new records failed, the breaker allows {allowed}"
+    reason = f"{BREAKER}: {failed} of {tried} new records failed, the breaker allows {allowed}"
     if not void_turn(adapters, plan, before, reason):
         return  # another process has settled the turn meanwhile, so it is not void
     raise TooManyFailures(
