@@ -26,7 +26,7 @@ from ackline.ledger.turns import (
 from ackline.tables.chosen import DeadRow, OutcomeFilter, RangesByPartition
 from ackline.tables.schemas import plan_date
 from ackline.tables.store import LedgerStore
-from ackline.tables.turn_outcomes import Attempts, Failures, LastFailure, TurnOutcomes
+from ackline.tables.turn_outcomes import Attempts, FailedClass, Failures, LastFailure, TurnOutcomes
 from tests.support.memory import BEFORE, READ, Hook, World, no_hook
 from tests.support.memory_table import MemoryTable, OutcomesFile, ReplacingFiles
 
@@ -218,6 +218,13 @@ class MemoryStore(LedgerStore):
                     if row.outcome is Outcome.FAILED and by_offset.get(row.offset) == row.attempt:
                         failures[tp, row.offset] = LastFailure(row.reason, row.handled_at)
         return failures
+
+    def failed_classes_of(self, turn: TurnId) -> Iterator[FailedClass]:
+        """Yields the class of each attempt of a turn that failed, with the reason that a world keeps."""
+        for file in self.world.tables.outcomes.get(turn, ()):
+            for row in (row for rows in file.rows.values() for row in rows):
+                if row.attempt and row.outcome in (Outcome.FAILED, Outcome.DROPPED):
+                    yield FailedClass(row.error_class, 1, row.reason)
 
     def first_attempts_of(self, turn: TurnId) -> Counter[str]:
         """Returns how many first attempts of a turn had which outcome."""

@@ -25,6 +25,7 @@ from ackline.cli import (
     status,
     tables,
 )
+from ackline.cli.account import account_lines, failure_lines
 from ackline.cli.options import (
     Json,
     Name,
@@ -183,10 +184,7 @@ def run(
         out.print(f"A turn was void: {reason}")
     for plan in ran.plans:
         tables.print_turn(out, plan, store.settlement(plan.turn), ran.commit.committed if ran.commit else {})
-    out.print(
-        f"{ran.calls:,} handler calls; "
-        + (", ".join(f"{n:,} {word}" for word, n in sorted(ran.outcomes.items())) or "no outcomes")
-    )
+    tables.print_lines(out, [*account_lines(ran, store.newest()), *failure_lines(ran, store, name)])
     if ran.answers:
         out.print(f"Answers from outside: {counts_text(ran.answers)}")
 

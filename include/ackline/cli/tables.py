@@ -17,7 +17,7 @@ from ackline.lane.adapters import Progress as OnProgress
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.metrics import StepFigures, mean_and_max
 from ackline.ledger.offsets import TopicPartition, count
-from ackline.ledger.turns import Plan, Settlement, TurnKind, worst_partitions
+from ackline.ledger.turns import Plan, Settlement, TurnId, TurnKind, worst_partitions
 
 WORST = 10
 """How many partitions the table of a turn lists."""
@@ -110,6 +110,11 @@ def print_plan(out: Console, plan: Plan, adopted: bool) -> None:
     print_table(out, title, shown, rows, ("partition", "offsets", "retries", "why", "fresh"))
 
 
+def turn_text(turn: TurnId) -> str:
+    """Returns the number of a turn for a person, with its epoch if that is not the first."""
+    return f"Turn {turn.n}" + (f" of epoch {turn.epoch}" if turn.epoch else "")
+
+
 def print_turn(out: Console, plan: Plan, settlement: Settlement, committed: Mapping[TopicPartition, Committed]) -> None:
     """Prints what a turn did to the partitions, at most WORST of them: those with the most offsets that are not
     settled. `committed` was read back from the broker."""
@@ -134,7 +139,7 @@ def print_turn(out: Console, plan: Plan, settlement: Settlement, committed: Mapp
             ]
         )
     columns = ["partition", "read", "retries", *_TURN_OUTCOMES, "pending", "floor", "committed", "lag", "why"]
-    title = f"Turn {plan.turn.n}: {settlement.kind}"
+    title = f"{turn_text(plan.turn)}: {settlement.kind}"
     if len(worst) < len(settlement.partitions):
         rows.append(_totals(settlement))
         title += f", {len(worst)} of {len(settlement.partitions)} partitions, those furthest behind"

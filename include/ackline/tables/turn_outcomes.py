@@ -4,10 +4,10 @@ It also reads why and when given records failed last, for their dead letters: a 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,24 @@ class LastFailure:
 
     message: str | None
     failed_at: datetime
+
+
+class FailedClass(NamedTuple):
+    """How many attempts of a turn failed with one class of errors, and a message of one of them, which is scrubbed."""
+
+    error_class: str | None
+    number: int
+    message: str | None
+
+
+def commonest_failures(found: Iterable[FailedClass], most: int) -> list[FailedClass]:
+    """Returns the `most` commonest classes, with the numbers of each class added up."""
+    numbers, messages = Counter[str | None](), dict[str | None, str | None]()
+    for error_class, number, message in found:
+        numbers[error_class] += number
+        messages[error_class] = messages.get(error_class) or message
+    ordered = sorted(numbers.items(), key=lambda item: (-item[1], item[0] or ""))
+    return [FailedClass(error_class, number, messages[error_class]) for error_class, number in ordered[:most]]
 
 
 Failures = dict[tuple[TopicPartition, int], LastFailure]
@@ -142,6 +160,20 @@ class OutcomesOfTurn(LaneTables):
             if any(earlier.values()) and (table := self.outcomes.open()) is not None:
                 failures |= _failures_in(self.outcomes.dataset(table, failed), failed, earlier)
         return failures
+
+    def failed_classes_of(self, turn: TurnId) -> Iterator[FailedClass]:
+        """Yields the classes of the attempts of a turn that failed; a class may come more than once. It holds one batch
+        of rows at a time."""
+        files, where = self._outcome_files(turn), self._where(turn)
+        failures = [Outcome.FAILED.value, Outcome.DROPPED.value]
+        others = _of_one_outcome(files, where, [word for word in Outcome if word not in failures])
+        chosen = as_expression(where) & (ds.field("attempt") > 0) & ds.field("outcome").isin(failures)
+        columns = ["error_class", "error_message"]
+        with self.outcomes.errors():
+            for batch in _batches(files.dataset, lambda name: name not in others, columns, chosen):
+                counted = pa.Table.from_batches([batch]).group_by("error_class")
+                for row in counted.aggregate([([], "count_all"), ("error_message", "one")]).to_pylist():
+                    yield FailedClass(row["error_class"], row["count_all"], row["error_message_one"])
 
     def _outcome_files(self, turn: TurnId) -> TurnFiles:
         # Decisions of a run are stored after its outcomes. An action has decisions only.

@@ -1,0 +1,87 @@
+"""What a run tells in the end: one sentence of what was handled, one of what was settled, and why records failed.
+
+The numbers of each sentence add up. They are not the same numbers: a record whose last attempt failed was handled as
+failed and settled as dead, a tombstone is settled without a call, and a turn that another run has replayed is settled
+without a call of this run.
+"""
+
+from itertools import chain
+
+from ackline.errors import AcklineError
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import Settlement, TurnKind
+from ackline.steps.run import RunResult
+from ackline.tables.store import LedgerStore
+from ackline.tables.turn_outcomes import commonest_failures
+
+_BY_CALLS = (Outcome.ACKED, Outcome.FAILED, Outcome.DROPPED, Outcome.IN_FLIGHT)
+"""Outcomes that only a handler call gives."""
+SHOWN_CLASSES = 3
+"""Of how many classes of errors a run shows a message."""
+
+
+def number_of(number: int, noun: str) -> str:
+    """Returns a number with its noun: `1 record`, `1,312 records`."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
+def account_lines(ran: RunResult, newest: Settlement | None) -> list[str]:
+    """Returns what a run has handled and settled; `newest` is the lane after it."""
+    settled = {word: ran.outcomes[word] for word in Outcome if word.terminal and ran.outcomes[word]}
+    line = f"Settled: {number_of(sum(settled.values()), 'offset')}"
+    line += f" ({_counts(settled)})" if settled else ""
+    pending = _pending(newest)
+    line += f"; {pending:,} {'is' if pending == 1 else 'are'} pending" if pending else "; nothing is pending"
+    return [f"Handled: {_handled(ran)}.", f"{line}."]
+
+
+def _handled(ran: RunResult) -> str:
+    """Returns the handler calls of this run by their outcome, as far as its turns tell of each call what it gave."""
+    calls = number_of(ran.calls, "handler call")
+    tried = {word: ran.outcomes[word] for word in _BY_CALLS if ran.outcomes[word]}
+    others, skipped = sum(tried.values()), ran.outcomes[Outcome.SKIPPED]
+    by_handler = ran.calls - others
+    if ran.answers is None and 0 <= by_handler <= skipped:
+        every = tried | ({Outcome.SKIPPED: by_handler} if by_handler else {})
+        without = skipped - by_handler
+        more = f"; {without:,} skipped without a call" if without else ""
+        return calls + (f" ({_counts(every)})" if every else "") + more
+    if not ran.calls and others:
+        return f"{calls}; another run had handled what was settled"
+    return calls
+
+
+def _pending(newest: Settlement | None) -> int:
+    every = newest.partitions.values() if newest is not None else ()
+    return sum(sum(settled.state.pending_by_kind().values()) for settled in every)
+
+
+def _counts(numbers: dict[Outcome, int]) -> str:
+    return ", ".join(f"{number:,} {word}" for word, number in sorted(numbers.items()))
+
+
+def failure_lines(ran: RunResult, store: LedgerStore, name: str) -> list[str]:
+    """Returns the commonest errors of a run with a message each, and the command that shows each failed attempt.
+
+    Returns nothing where the rows can't be read: the run has ended well, and its report must not fail it.
+    """
+    turns = [plan.turn for plan in ran.plans]
+    if not ran.outcomes[Outcome.FAILED] and not ran.outcomes[Outcome.DROPPED]:
+        return []
+    try:
+        turns = [turn for turn in turns if store.settlement(turn).kind is not TurnKind.VOID]
+        classes = commonest_failures(chain.from_iterable(map(store.failed_classes_of, turns)), 10**9)
+    except AcklineError:
+        return []
+    if not classes:
+        return []
+    lines = ["Failed:"]
+    for error_class, number, message in classes[:SHOWN_CLASSES]:
+        lines.append(f"  {number:,} {error_class or 'without a class'}" + (f": {message}" if message else ""))
+    if more := classes[SHOWN_CLASSES:]:
+        lines.append(f"  {sum(each.number for each in more):,} of other classes ({len(more):,})")
+    last = turns[-1]
+    where = f"--turn {last.n}" + (f" --epoch {last.epoch}" if last.epoch else "") if len(turns) == 1 else ""
+    word = "failed" if ran.outcomes[Outcome.FAILED] else "dropped"
+    lines.append(f"`ackline audit {name} --outcome {word}{' ' if where else ''}{where}` shows each of them.")
+    return lines

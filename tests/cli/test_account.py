@@ -1,0 +1,86 @@
+"""How `ackline run` ends: one sentence of what was handled, one of what was settled, each adding up, and the errors."""
+
+import re
+
+import pytest
+
+from ackline.cli.account import account_lines
+from ackline.ledger.turns import TurnId, TurnKind
+from ackline.steps.run import RunResult
+from ackline.tables.store import LedgerStore
+from ackline.tables.turn_outcomes import FailedClass, commonest_failures
+from tests.cli.memory_command import MemoryCommand
+from tests.support.memory_lane import DEAD, FAILS, OK, MemoryLane
+from tests.tables.story import begin_story
+
+
+@pytest.fixture
+def lane() -> MemoryLane:
+    """Two records that are acked, a tombstone, two that fail, and one that is dead at once."""
+    return MemoryLane(OK, OK, None, FAILS, FAILS, DEAD, retry={"initial_delay": "1h"})
+
+
+def add_up(line: str) -> bool:
+    """Whether the numbers in brackets add up to the first number of the line."""
+    total, counts = re.fullmatch(r"\w+: ([\d,]+) [a-z ]+ \((.*)\).*", line).groups()  # type: ignore[union-attr]
+    numbers = [int(part.split()[0].replace(",", "")) for part in counts.split(", ")]
+    return sum(numbers) == int(total.replace(",", ""))
+
+
+def test_what_was_handled_and_what_was_settled_add_up(ackline: MemoryCommand) -> None:
+    lines = ackline("run", "lane").output.splitlines()
+    handled, settled = (next(line for line in lines if line.startswith(word)) for word in ("Handled", "Settled"))
+    assert handled == "Handled: 5 handler calls (2 acked, 3 failed); 1 skipped without a call."
+    assert settled == "Settled: 4 offsets (2 acked, 1 dead, 1 skipped); 2 are pending."
+    assert add_up(handled)
+    assert add_up(settled)
+
+
+def test_a_run_that_settles_what_another_has_handled_says_so(ackline: MemoryCommand, lane: MemoryLane) -> None:
+    lane.plan_and_replay()
+    text = ackline("run", "lane").output
+    assert "Handled: 0 handler calls; another run had handled what was settled." in text
+
+
+def test_a_run_with_nothing_to_read_tells_what_is_pending(ackline: MemoryCommand, lane: MemoryLane) -> None:
+    lane.run()
+    lines = ackline("run", "lane").output.splitlines()
+    assert lines[-2:] == ["Handled: 0 handler calls.", "Settled: 0 offsets; 2 are pending."]
+
+
+def test_one_is_not_written_as_many() -> None:
+    ran = RunResult(calls=1)
+    ran.outcomes["acked"] = 1
+    assert account_lines(ran, None) == [
+        "Handled: 1 handler call (1 acked).", "Settled: 1 offset (1 acked); nothing is pending.",
+    ]  # fmt: skip
+
+
+def test_the_commonest_errors_are_shown_with_a_message_and_the_command_that_shows_more(
+    ackline: MemoryCommand,
+) -> None:
+    lines = ackline("run", "lane").output.splitlines()
+    assert lines[-4:-1] == ["Failed:", *sorted(lines[-3:-1], key=lambda line: -int(line.split()[0]))]
+    assert lines[-3].startswith("  2 ValueError")
+    assert lines[-2].startswith("  1 Dead")
+    assert lines[-1] == "`ackline audit lane --outcome failed --turn 1` shows each of them."
+
+
+def test_a_turn_after_a_reset_is_named_with_its_epoch(ackline: MemoryCommand, lane: MemoryLane) -> None:
+    assert "Turn 1: run" in ackline("run", "lane").output
+    lane.perform(TurnKind.RESET)
+    text = ackline("run", "lane").output
+    assert "Turn 1 of epoch 1: run" in text
+    assert "--turn 1 --epoch 1` shows" in text
+
+
+def test_classes_that_come_in_several_batches_are_added_up() -> None:
+    found = [FailedClass("A", 2, None), FailedClass("B", 3, "b"), FailedClass("A", 2, "a"), FailedClass("C", 1, "c")]
+    assert commonest_failures(found, 2) == [FailedClass("A", 4, "a"), FailedClass("B", 3, "b")]
+
+
+def test_failed_attempts_are_counted_from_the_stored_rows(store: LedgerStore) -> None:
+    begin_story(store)
+    turn = TurnId(store.pipeline, store.lane, 0, 1)
+    assert list(store.failed_classes_of(turn)) == [FailedClass(None, 2, "503")]
+    assert list(store.failed_classes_of(turn._replace(n=3))) == []
