@@ -39,7 +39,7 @@ def test_what_can_be_published_is_published_and_the_rest_is_named(tmp_path: Path
         outputs, tables={away: TableOfTurn(None, 5, None), **outputs.tables}
     ).encode()
     adapters, newest = adapters_of(lane)
-    with pytest.raises(FatalError, match=r"can't be used.* give them up with `ackline void shop --give-up TABLE "):
+    with pytest.raises(FatalError, match=r"can't be used.* give these rows up with `ackline void shop --give-up file:"):
         publish_settled(adapters, newest)
     assert void.unpublished_turn(adapters, [away]).rows == {away: 5}
     with pytest.raises(ConfigError, match="other is no output table that lacks the rows"):

@@ -113,7 +113,7 @@ def test_a_settled_turn_that_can_not_be_published_is_what_the_lane_stands_still_
         publish_settled(adapters, newest)
     assert standing is not None
     assert (standing.sentence, standing.reason) == (str(refused.value), type(refused.value).__name__)
-    assert standing.command == "ackline void shop --give-up TABLE --reason …"
+    assert standing.command == "ackline void shop --give-up totals --reason …"
 
 
 def test_a_settled_turn_that_the_next_run_publishes_is_told_and_nothing_is_written(

@@ -8,7 +8,7 @@ import pytest
 
 from ackline.actions import void as operator_void
 from ackline.actions.void import Consequence
-from ackline.errors import AcklineError, ConfigError, FatalError, NoProof, TransientError, TurnVoided
+from ackline.errors import AcklineError, ConfigError, FatalError, LedgerError, NoProof, TransientError, TurnVoided
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.steps.run import replay_until_records
@@ -18,6 +18,7 @@ from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
+    FAILS,
     GUARANTEES,
     NO_GUARANTEE,
     OK,
@@ -283,3 +284,37 @@ def test_the_error_of_a_turn_that_may_be_stuck_names_the_way_out(
     void(lane)
     lane.run()
     assert lane.committed() == 1
+
+
+def test_an_open_skip_that_can_not_be_settled_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads the files of rows that wait for records in flight, which may be damaged after its plan is stored."""
+
+    def damaged(*_: Any) -> str:
+        raise LedgerError("staged rows are damaged")
+
+    lane = MemoryLane(OK, FAILS, retry={"initial_delay": "1h"}).after_run()
+    with monkeypatch.context() as patch:
+        patch.setattr("ackline.steps.settle.settled_outputs", damaged)
+        with pytest.raises(LedgerError, match="staged rows are damaged"):
+            lane.perform(TurnKind.SKIP, {TP: 2})
+        lane.run_fails(LedgerError, "staged rows are damaged")
+        closed = void(lane)
+    assert (closed.consequence, lane.kinds()[-1], lane.pending()) == (Consequence.VOID, TurnKind.VOID, [(1, 2)])
+    lane.run()
+    lane.perform(TurnKind.SKIP, {TP: 2})
+    assert (lane.pending(), lane.committed()) == ([], 2)
+
+
+def test_an_open_action_is_settled_although_the_retry_class_of_its_plan_is_gone() -> None:
+    lane = MemoryLane(OK, FAILS, retry={"class": "tests.pipeline.retry_classes:Patient"}).after_run()
+    lane.die("decisions", BEFORE)
+    with pytest.raises(Killed):
+        lane.perform(TurnKind.SKIP, {TP: 2})
+    newest, plan = lane.adapters().newest_and_open_plan()
+    assert newest is not None
+    assert plan is not None
+    assert plan.settings["retry"]["class"] == "tests.pipeline.retry_classes:Patient"
+    plan.settings["retry"]["class"] = "tests.pipeline.retry_classes:Gone"
+    lane.settings["retry"] = {"initial_delay": "1h"}
+    lane.run()
+    assert lane.pending() == []

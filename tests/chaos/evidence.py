@@ -103,7 +103,7 @@ def _logs(world: World, rules: Rules, lane: str) -> Iterator[tuple[CheckedPartit
     topic_ids: dict[str, set[str]] = {}
     for settlement in world.tables.settlements.values():
         for tp, settled in settlement.partitions.items() if settlement.turn.lane == lane else ():
-            topic_ids.setdefault(tp.topic, set()).add(settled.topic_id)
+            topic_ids.setdefault(tp.topic, set()).add(settled.known_topic_id)
     own = {tp: committed for e in world.history if isinstance(e, GroupCommit) for tp, committed in e.offsets.items()}
     for name, (topic_id, *others) in topic_ids.items():
         topic = world.topics.get(name)

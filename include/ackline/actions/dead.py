@@ -48,7 +48,9 @@ def newest_results_of(store: LedgerStore, newest: Settlement) -> dict[TopicParti
 
 def topic_ids_of(settlements: Iterable[Settlement]) -> dict[str, str]:
     """Returns the ids of the topics of some lanes; where they differ, that of the last lane."""
-    return {tp.topic: settled.topic_id for lane in settlements for tp, settled in lane.partitions.items()}
+    # A partition that was let go says nothing of the id that the others of its topic have.
+    rows = [item for lane in settlements for item in lane.partitions.items()]
+    return {tp.topic: row.known_topic_id for tp, row in sorted(rows, key=lambda item: not item[1].let_go)}
 
 
 def begun_lane(store: LedgerStore) -> Settlement:

@@ -29,6 +29,10 @@ OFFSETS = Field(
     name="offsets", option="--offsets", title="Offsets", help="Only offsets A:B, B exclusive, or the single offset A.",
     pattern="^[0-9]{0,19}:?[0-9]{0,19}$",
 )  # fmt: skip
+GONE = Field(
+    name="gone", option="--gone", type=FieldType.FLAG, title="Gone",
+    help="Let go of the partitions of --topic that do not exist any more.",
+)  # fmt: skip
 PAUSE = Field(
     name="pause", option="--pause", type=FieldType.FLAG, title="Pause",
     help="Also pause the partitions that the turn reads.",
@@ -46,7 +50,7 @@ CONFIRM = Field(
     name="confirm", option="--yes", type=FieldType.FLAG, title="Confirm", in_command=False,
     help="Do it. Without it the run changes nothing, and its log shows what would change.",
 )  # fmt: skip
-FIELDS = (REASON, TOPICS, PARTITIONS, TO, BY, ALL_PARTITIONS, OFFSETS, ERROR_CLASS, PAUSE, GIVE_UP, LANE, CONFIRM)
+FIELDS = (REASON, TOPICS, PARTITIONS, TO, BY, ALL_PARTITIONS, OFFSETS, ERROR_CLASS, GONE, PAUSE, GIVE_UP, LANE, CONFIRM)
 """All fields, in the order of the DAG's form."""
 
 
@@ -81,15 +85,17 @@ ACTIONS = {
         ),
         Action(
             "skip",
-            (REASON, TO, OFFSETS, ERROR_CLASS, TOPICS, PARTITIONS, ALL_PARTITIONS),
+            (REASON, TO, OFFSETS, ERROR_CLASS, TOPICS, PARTITIONS, ALL_PARTITIONS, GONE),
             "settle without handling",
             """Settle records without handling them: `skipped`. All below an offset, or single pending ones.
 
             `--to` settles everything below it, pending records too. `--offsets` and `--error-class` settle only pending
-            records that they select.
+            records that they select. `--gone` lets go of partitions that do not exist any more, because their topic was
+            deleted or has fewer now: what was pending there, and what the lane had seen and not read, is skipped.
 
             Examples: `ackline skip orders --partition 3 --to 1042 --reason "poison batch"`,
-            `ackline skip orders --offsets 1041 --reason "poison record" --yes`
+            `ackline skip orders --offsets 1041 --reason "poison record" --yes`,
+            `ackline skip orders --topic orders-fr --gone --reason "the shop is closed"`
             """,
             needs_reason=True,
         ),
@@ -170,8 +176,8 @@ class ActionRequest:
     """An action that chooses partitions or pending records, as an operator requests it.
 
     A reset has `to` or `by`: a destination, or a distance from the floor. A skip has `to`, or it is about the pending
-    records that `offsets` and `error_class` select, as a retry is. `all_partitions` confirms that a single offset is
-    meant for several partitions.
+    records that `offsets` and `error_class` select, as a retry is, or about partitions that are `gone`.
+    `all_partitions` confirms that a single offset is meant for several partitions.
     """
 
     kind: TurnKind
@@ -181,6 +187,7 @@ class ActionRequest:
     all_partitions: bool = False
     offsets: OffsetRange | None = None
     error_class: str | None = None
+    gone: bool = False
 
     @property
     def is_about_pending(self) -> bool:
@@ -194,9 +201,13 @@ def check_request(request: ActionRequest) -> None:
     pending = request.offsets is not None or request.error_class is not None
     if request.kind is TurnKind.RESET and (request.to is None) == (request.by is None):
         raise ConfigError("a reset needs either --to or --by", key="--to")
-    if request.kind is TurnKind.SKIP and (request.to is None) == (not pending):
+    if request.gone and (request.to is not None or pending or request.all_partitions):
+        raise ConfigError("--gone takes no other choice than --topic and --partition", key="--gone")
+    if request.gone and not request.partitions.topics:
+        raise ConfigError("--gone needs --topic: name the topic that is to be let go", key="--topic")
+    if request.kind is TurnKind.SKIP and not request.gone and (request.to is None) == (not pending):
         raise ConfigError(
-            "a skip needs either --to, or --offsets or --error-class for single pending records", key="--to"
+            "a skip needs either --to, or --offsets or --error-class for single pending records, or --gone", key="--to"
         )
 
 
@@ -229,6 +240,7 @@ def request_of(kind: TurnKind, entered: Entered, now: datetime) -> ActionRequest
         entered.value(ALL_PARTITIONS),
         entered.parsed(OFFSETS, _offsets),
         entered.text(ERROR_CLASS),
+        entered.value(GONE),
     )
     check_request(request)
     return request

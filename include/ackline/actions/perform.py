@@ -6,7 +6,7 @@ request means for the lane as it is now: where each partition goes, or which pen
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -31,12 +31,13 @@ from ackline.actions.report import (
 from ackline.actions.void import drop_outputs, open_turn, unpublished_turn, void_open_turn
 from ackline.errors import ConfigError
 from ackline.lane.adapters import Adapters
-from ackline.lane.plans import Targets
+from ackline.lane.plans import LetGo, Targets
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind, PendingRuns
 from ackline.ledger.turns import Settlement, TurnId, TurnKind
 from ackline.pipeline.arguments import Destination
 from ackline.pipeline.form import Entered
+from ackline.tables.store import LedgerStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,8 @@ def choose_targets(adapters: Adapters, request: ActionRequest, newest: Settlemen
     if request.is_about_pending:
         return _pending_targets(request, newest, name)
     chosen = request.partitions.chosen(newest.partitions, name)
+    if request.gone:
+        return _gone_targets(adapters, chosen, newest)
     floors = {tp: newest.partitions[tp].state.floor for tp in chosen}
     if request.kind in (TurnKind.PAUSE, TurnKind.RESUME):
         return floors
@@ -173,6 +176,8 @@ def choose_targets(adapters: Adapters, request: ActionRequest, newest: Settlemen
         topics = adapters.cluster.topics(sorted({tp.topic for tp in chosen}))
         existing = [tp for tp in chosen if tp.topic in topics and tp.partition in topics[tp.topic].partitions]
         chosen = existing or chosen
+    if request.kind is TurnKind.SKIP:  # a partition that was let go has nothing to skip
+        chosen = [tp for tp in chosen if not newest.partitions[tp].let_go] or chosen
     if isinstance(request.to, int) and len(chosen) > 1 and not request.all_partitions:
         raise ConfigError(
             f"--to {request.to} is one offset, and {len(chosen)} partitions are chosen: choose one with --topic and "
@@ -185,6 +190,50 @@ def choose_targets(adapters: Adapters, request: ActionRequest, newest: Settlemen
         if target < 0:
             raise ConfigError(f"{tp}: offset {target} is below 0; the floor is {floors[tp]}", key="--by")
     return _forward(targets, floors, request, name) if request.kind is TurnKind.SKIP else targets
+
+
+def _gone_targets(
+    adapters: Adapters, chosen: Iterable[TopicPartition], newest: Settlement
+) -> dict[TopicPartition, LetGo]:
+    """Returns the target of each chosen partition that its topic does not have any more. Raises ConfigError if there is
+    none."""
+    adapters.cluster.reachable()  # without a broker, every topic would look gone
+    candidates = [tp for tp in chosen if not newest.partitions[tp].let_go]
+    topics = adapters.cluster.topics(sorted({tp.topic for tp in candidates}))
+    gone = [tp for tp in candidates if tp.topic not in topics or tp.partition not in topics[tp.topic].partitions]
+    if not gone:
+        raise ConfigError(
+            f"{adapters.pipeline.name}: each chosen partition exists, or was let go before: there is none to let go. "
+            f"For a topic that was created again, begin a new epoch with `ackline reset`",
+            key="--gone",
+        )
+    return {tp: LetGo(_seen_end(adapters.store, newest, tp)) for tp in gone}
+
+
+_MOST_TURNS = 100
+"""How many turns back a plan is looked for that has seen the log of a partition."""
+
+
+def _seen_end(store: LedgerStore, newest: Settlement, tp: TopicPartition) -> int:
+    """Returns the end of the log of a partition as a turn has seen it last, or where the lane has read up to.
+
+    A reset before it may have left out a partition that was gone: then its floor is below what the old epoch has read.
+    """
+    turn, end = newest.turn, newest.partitions[tp].state.complete_to
+    for _ in range(_MOST_TURNS):
+        if turn.n == 0:
+            if turn.epoch == 0:
+                break
+            turn = store.reset_into(turn.epoch)
+            before = store.settlement(turn).partitions.get(tp)
+            end = max(end, before.state.complete_to) if before is not None else end
+        plan = store.plan(turn)
+        planned = plan.partitions.get(tp) if plan.kind is TurnKind.RUN else None
+        if planned is not None:
+            same = planned.topic_id == newest.partitions[tp].topic_id
+            return max(end, planned.log.end) if same else end
+        turn = turn._replace(n=turn.n - 1)
+    return end
 
 
 def _destinations(

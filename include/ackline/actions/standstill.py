@@ -132,7 +132,8 @@ def _closed_by_breaker(adapters: Adapters, newest: Settlement) -> StandsStill | 
 
 def _paused(adapters: Adapters, newest: Settlement) -> StandsStill | None:
     """Returns that each partition which the lane reads is paused."""
-    read = [settled.paused for tp, settled in newest.partitions.items() if adapters.is_subscribed(tp)]
+    lane = {tp: settled for tp, settled in newest.partitions.items() if not settled.let_go}
+    read = [settled.paused for tp, settled in lane.items() if adapters.is_subscribed(tp)]
     if not read or not all(read):
         return None
     command = f"ackline resume {adapters.pipeline.name}"

@@ -37,8 +37,9 @@ from ackline.steps.plan import preview_lane
 from ackline.tables.layout import holder_of
 from ackline.tables.lease import Holder
 
-MISSING, CREATED_AGAIN, TRUNCATED = "missing", "created again", "truncated"
-"""Why a run stops at a partition: it is gone; its topic was created again; its log ends below what was read."""
+MISSING, CREATED_AGAIN, TRUNCATED, LET_GO = "missing", "created again", "truncated", "let go"
+"""Why a run stops at a partition: it is gone; its topic was created again; its log ends below what was read. Or why it
+passes over one: an operator has let it go."""
 
 
 class _WithTotals(JsonObject):
@@ -176,6 +177,8 @@ def _why(adapters: Adapters, tp: TopicPartition, settled: SettledPartition, view
     """Returns why every plan would leave the partition alone, or stop at it; None if there is no such reason."""
     if not adapters.is_subscribed(tp):
         return PARKED
+    if settled.let_go:
+        return LET_GO
     if tp not in view.bounds:
         return MISSING
     if view.topic_ids[tp.topic] != settled.topic_id:

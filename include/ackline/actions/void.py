@@ -5,7 +5,8 @@ never on the state of a process:
 - At least once, and at most once before the claim, it is void: nothing of it counts, and its offsets are planned again.
 - At most once after the claim, its ranges are recorded as lost, because the handler may have been called for them. If
   outcomes are stored, a run settles the turn, unless a file of them is lost.
-- An operator action or a genesis is settled. Nothing in it can fail for good, and its plan holds all that it does.
+- An operator action or a genesis is settled: its plan holds all that it does. Only a skip reads more, the files of
+  rows that wait for records in flight. If these are lost or damaged, the skip is void.
 The ledger is written before the group is read. So a turn can be closed while the group is busy or no broker answers.
 
 `ackline void --give-up TABLE` gives up rows of the newest settled turn. Every step that commits the group or takes a
@@ -23,7 +24,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ackline.actions.actions import commit_or_reason, perform_action
-from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
+from ackline.errors import AcklineError, ConfigError, FatalError, LedgerError, TransientError
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import close_if_waived, operator_loss, record_lost, replace_by_lost, store_void, waive
 from ackline.lane.plans import Targets
@@ -106,12 +107,11 @@ def _open_plan(adapters: Adapters) -> tuple[Plan, Settlement]:
 
 
 def _close(adapters: Adapters, plan: Plan, before: Settlement, reason: str, pause: bool) -> Consequence:
-    if plan.kind is not TurnKind.RUN:
-        settle_turn(adapters, plan, before)
-        return Consequence.SETTLED
     waiver = Marker(
         MarkerKind.WAIVER, adapters.run_id, adapters.now(), adapters.actor, reason, by_operator=True, pause=pause
     )
+    if plan.kind is not TurnKind.RUN:
+        return _close_action(adapters, plan, before, waiver)
     if not is_at_most_once(plan):
         # One commit. Its number is the one that settling the turn would take, so the first of the two decides.
         stored = store_void(adapters, plan, before, waiver)
@@ -130,6 +130,23 @@ def _close(adapters: Adapters, plan: Plan, before: Settlement, reason: str, paus
         close_if_waived(adapters, plan, before)
         return _settled_meanwhile(adapters, plan)
     return _lose(adapters, plan, before, OperatorLoss(reason, pause))
+
+
+def _close_action(adapters: Adapters, plan: Plan, before: Settlement, waiver: Marker) -> Consequence:
+    """Settles an open operator action or genesis. A skip that can't be settled is void.
+
+    A skip hands nothing out, so no claim stands against it under any guarantee. Its settlement and the void one take
+    the same number: the first of the two decides.
+    """
+    try:
+        settle_turn(adapters, plan, before)
+    except LedgerError as error:
+        if plan.kind is not TurnKind.SKIP:
+            raise
+        _logger.warning("%s, a skip, can't be settled: %s", plan.turn, error)
+        store_void(adapters, plan, before, replace(waiver, pause=False))
+        return _settled_meanwhile(adapters, plan)
+    return Consequence.SETTLED
 
 
 def _settled_meanwhile(adapters: Adapters, plan: Plan) -> Consequence:

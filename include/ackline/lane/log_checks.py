@@ -147,7 +147,12 @@ def check_topic_not_recreated(
     if not adapters.commits:
         raise other_log_error(adapters, tp, "is gone" if gone else "was deleted and created again")
     if gone:
-        what = "is gone. Nothing was read. Create it again, or take it out of the file"
+        what = (
+            f"is gone. Nothing was read. Take it out of the file, or let it go with `ackline skip "
+            f"{adapters.pipeline.name} --topic {tp.topic} --partition {tp.partition} --gone --reason …`, which records "
+            f"what it had not settled as skipped; the other partitions go on. To let all of the topic go that is gone, "
+            f"leave out --partition"
+        )
     else:
         what = (
             f"was deleted and created again (its topic id is another). Nothing was read; offsets of the old topic mean "

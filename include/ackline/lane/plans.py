@@ -6,7 +6,7 @@ handed out at most once could be handed out again (I7), or a failure that was to
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +18,16 @@ from ackline.lane.log_checks import check_not_truncated, check_topic_not_recreat
 from ackline.ledger.commit_rule import Committed, is_of_ledger, still_acknowledged
 from ackline.ledger.offsets import ChosenRanges, LogBounds, OffsetRange, TopicPartition, ValuedRanges
 from ackline.ledger.pending import PendingKind, PendingRuns, join_attempts
-from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind, is_backfill
+from ackline.ledger.turns import (
+    Plan,
+    PlannedPartition,
+    SettledPartition,
+    Settlement,
+    TurnId,
+    TurnKind,
+    is_backfill,
+    let_go_id,
+)
 from ackline.pipeline.arguments import id_of
 from ackline.pipeline.pipeline import TurnSettings
 
@@ -137,8 +146,18 @@ def _changes(adapters: Adapters, before: TurnSettings) -> list[tuple[str, str, s
 MOVES = (TurnKind.SKIP, TurnKind.RESET)
 """Actions that may move a floor."""
 
-Target = int | PendingRuns
-"""The offset that a partition is moved to; or the pending runs that an action is about, and then it moves nothing."""
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """The target of a partition that its topic does not have any more. All that is pending, and all up to `end` that is
+    not read, is skipped; `end` is the end of the log as the lane has seen it last."""
+
+    end: int
+
+
+Target = int | PendingRuns | LetGo
+"""The offset that a partition is moved to; or the pending runs that an action is about, and then it moves nothing; or
+that the lane lets the partition go."""
 Targets = Mapping[TopicPartition, Target]
 
 
@@ -159,13 +178,14 @@ def action_plan(
     partitions = {}
     for tp, target in targets.items():
         settled = newest.partitions[tp]
-        offset = moves.get(tp, settled.state.floor)
-        topic_id, log = logs.get(tp, (settled.topic_id, LogBounds(offset, offset)))
+        offset = target.end if isinstance(target, LetGo) else moves.get(tp, settled.state.floor)
+        known_id = let_go_id(settled.topic_id) if isinstance(target, LetGo) else settled.topic_id
+        topic_id, log = logs.get(tp, (known_id, LogBounds(offset, offset)))
         if inside and not log.start <= offset <= log.end:
             raise ConfigError(f"{tp}: offset {offset} is outside the log [{log.start}, {log.end})")
         acknowledges = kind in MOVES and tp in moves
         retries: ValuedRanges[int] = ()
-        if not isinstance(target, int):
+        if isinstance(target, PendingRuns):
             retries = join_attempts(target.starts, target.ends, target.attempts + 1)
         row = action_row(adapters, newest, settled, committed.get(tp), offset, log, acknowledges)
         partitions[tp] = replace(row, topic_id=topic_id, retries=retries)
@@ -187,7 +207,8 @@ def _action_logs(
     # and the next run stops there. In the other order, the old log's bounds would be stored under the new id.
     topics = adapters.cluster.topics({tp.topic for tp in targets})
     lane = {tp: newest.partitions[tp] for tp in targets}
-    moving = {tp: settled for tp, settled in lane.items() if targets[tp] != settled.state.floor}
+    # A partition that was let go begins anew, at whatever offset: its floor is in no log.
+    moving = {tp: row for tp, row in lane.items() if targets[tp] != row.state.floor or row.let_go}
     for tp, settled in moving.items():
         topic = topics.get(tp.topic)
         topic_id = topic.topic_id if topic else None

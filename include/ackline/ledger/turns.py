@@ -138,12 +138,22 @@ LOST_BY_OPERATOR = "recorded as lost by an operator"
 other turn."""
 
 
+_LET_GO = "gone/"
+"""What the topic id of a partition begins with that an operator has let go. No id of Kafka has a slash."""
+
+
+def let_go_id(topic_id: str) -> str:
+    """Returns what stands in place of the topic id of a partition that an operator lets go. It equals no topic's id, so
+    nothing is read or committed for the partition, until it is there again and begins as a new one."""
+    return f"{_LET_GO}{topic_id.removeprefix(_LET_GO)}"
+
+
 @dataclass(frozen=True, slots=True)
 class SettledPartition:
     """One topic-partition after a turn: a row of `settlements`."""
 
     topic_id: str
-    """The id of the topic that the offsets are of."""
+    """The id of the topic that the offsets are of; `let_go_id` of it, once an operator has let the partition go."""
     old_floor: int
     """The floor before the turn."""
     state: PartitionState
@@ -170,6 +180,16 @@ class SettledPartition:
     ranges: tuple[OffsetRange, ...] | None = None
     """In the genesis of a backfill lane: the ranges that the lane reads whole. Offsets that were chosen by their
     outcome are pending there instead. None in every other settlement."""
+
+    @property
+    def let_go(self) -> bool:
+        """Whether an operator has let the partition go, because its topic does not have it any more."""
+        return self.topic_id.startswith(_LET_GO)
+
+    @property
+    def known_topic_id(self) -> str:
+        """The id of the topic that the offsets are of, also of a partition that was let go."""
+        return self.topic_id.removeprefix(_LET_GO)
 
     @property
     def unsettled(self) -> int:

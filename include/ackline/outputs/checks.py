@@ -16,13 +16,21 @@ from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.pipeline.arguments import id_of
 from ackline.pipeline.folder import lane_folder
-from ackline.pipeline.outputs import Output, OutputsOfTurn, StagedTable, canonical_uri, kept_after, published_after
+from ackline.pipeline.outputs import (
+    Output,
+    OutputsOfTurn,
+    StagedTable,
+    canonical_uri,
+    given_up_after,
+    kept_after,
+    published_after,
+)
 from ackline.scrub import scrub_address
 from ackline.tables.errors import folder_errors
 from ackline.tables.folder import Folder, prove_conditional_put
 from ackline.tables.object_store import is_remote
 from ackline.tables.output_table import check_columns, check_place
-from ackline.tables.publish import application_of, check_last_published, check_staged_columns, table_of
+from ackline.tables.publish import Published, application_of, check_last_published, check_staged_columns, table_of
 from ackline.tables.store import LedgerStore
 
 if TYPE_CHECKING:
@@ -174,22 +182,25 @@ def _initial_columns(adapters: Adapters, output: Output) -> dict[str, str]:
     return {name: kind for table in staged for name, kind in table.columns.items()}
 
 
-def last_published(store: LedgerStore, settlement: Settlement, application: str) -> dict[str, int]:
-    """Returns by output table the number under which the lane and epoch have published there last, once the turn of a
-    settlement is published. `application` is their transaction id: another ledger, or epoch, has published nothing."""
+def last_published(store: LedgerStore, settlement: Settlement, application: str) -> dict[str, Published]:
+    """Returns by output table what the lane and epoch have published there last, once the turn of a settlement is
+    published. `application` is their transaction id: another ledger, or epoch, has published nothing."""
     outputs = OutputsOfTurn.decode(settlement.outputs) if settlement.outputs else None
     if outputs is None or outputs.application != application:
         return {}
-    return published_after(outputs, store.given_up(settlement.turn) if outputs.tables else ())
+    given_up = store.given_up(settlement.turn) if outputs.tables else ()
+    numbers, doubtful = published_after(outputs, given_up), given_up_after(outputs, given_up)
+    return {name: Published(numbers.get(name), doubtful.get(name, ())) for name in numbers.keys() | doubtful.keys()}
 
 
-def published_in(store: LedgerStore, published: Mapping[str, int], name: str) -> int | None:
-    """Returns the number under which the lane has published in a table last, by whatever name the pipeline file has
-    called the table then; None if it has not."""
+def published_in(store: LedgerStore, published: Mapping[str, Published], name: str) -> Published:
+    """Returns what the lane has published in a table last, by whatever name the pipeline file has called the table
+    then."""
     if name in published:
         return published[name]
     uri = _place(store, name)
-    return max((number for other, number in published.items() if _place(store, other) == uri), default=None)
+    found = [last for other, last in published.items() if _place(store, other) == uri]
+    return max(found, key=lambda last: last.number or 0, default=Published(None))
 
 
 def _place(store: LedgerStore, table: str) -> str:
@@ -210,7 +221,8 @@ def _check_last_published(adapters: Adapters, outputs: Iterable[Output]) -> None
         assert output.table is not None
         last = table_of(adapters.store, output.table).version_of(application)
         waits = outputs_of_newest.tables.get(output.table)
-        if waits is not None and last == waits.after:
+        given_up = outputs_of_newest.given_up.get(output.table, ())
+        if waits is not None and (last == waits.after or last in given_up):
             continue  # a run publishes the newest turn, before it stores its plan
         try:
             check_last_published(newest.turn, output.table, last, published_in(adapters.store, published, output.table))

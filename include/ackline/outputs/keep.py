@@ -40,6 +40,7 @@ from ackline.tables.folder import Folder
 from ackline.tables.kept_rows import KeptRows, keep_rows
 from ackline.tables.publish import (
     AttemptOutcomes,
+    Published,
     application_of,
     check_last_published,
     check_staged_columns,
@@ -80,15 +81,19 @@ def _settled_outputs(
     application = application_of(adapters.store.ledger_id(), plan.turn)
     execution = None if lost else _execution(adapters, plan)
     published = last_published(adapters.store, before, application)
+    numbers = {name: last.number for name, last in published.items() if last.number is not None}
+    given_up = {name: tuple(last.given_up) for name, last in published.items() if last.given_up}
     if execution is None and not kept_after(before.outputs):
-        return OutputsOfTurn(application, published=published).encode()
+        return OutputsOfTurn(application, published=numbers, given_up=given_up).encode()
     of_turn = _staged_tables(adapters, plan, execution)
     attempts = cache(lambda: AttemptOutcomes.read(adapters.store, plan.turn))
     kept = _kept_after_turn(adapters, plan, before, settled, of_turn or (), outcomes, attempts)
     tables = {}
     for name, sources in _sources(adapters, of_turn, kept).items():
-        after = published_in(adapters.store, published, name)
-        table = _written(adapters, plan, name, sources, attempts, application, after)
+        last = published_in(adapters.store, published, name)
+        table = _written(adapters, plan, name, sources, attempts, application, last)
+        if last.given_up:
+            given_up[name] = tuple(last.given_up)
         if table.rows or table.files is None:
             tables[name] = table
     # Two processes that settle the turn from the same rows publish the same under the same number.
@@ -96,7 +101,7 @@ def _settled_outputs(
             sorted((name, table.rows) for name, table in tables.items())]  # fmt: skip
     identity = int.from_bytes(sha256(json.dumps(what).encode()).digest()[:4])
     number = number_of(plan.turn, identity)
-    return OutputsOfTurn(application, number, execution, tables, kept.kept, kept.released, published).encode()
+    return OutputsOfTurn(application, number, execution, tables, kept.kept, kept.released, numbers, given_up).encode()
 
 
 def check_staged_rows(adapters: Adapters, plan: Plan) -> None:
@@ -150,7 +155,7 @@ def _written(
     sources: Sequence[StagedTable],
     attempts: Callable[[], AttemptOutcomes],
     application: str,
-    after: int | None,
+    before: Published,
 ) -> TableOfTurn:
     """Returns the rows of the turn in one table, written to its final files."""
     root = staging_root(adapters)
@@ -159,13 +164,13 @@ def _written(
             raise rows_gone(plan.turn, root, "the manifest of the turn")
         with _advised(plan):
             last = table_of(adapters.store, name).version_of(application)
-            check_last_published(plan.turn, name, last, after)
-            return write_table(adapters.store, plan.turn, sources, Folder(root), attempts(), after)
+            check_last_published(plan.turn, name, last, before)
+            return write_table(adapters.store, plan.turn, sources, Folder(root), attempts(), before.number)
     except (ConfigError, FatalError, TransientError) as error:
         if not is_at_most_once(plan):
             raise
         log.warning("%s: the rows for the output table %s wait: %s", plan.turn, scrub_address(name), error)
-        return TableOfTurn(after, sum(file.rows for staged in sources for file in staged.files), None)
+        return TableOfTurn(before.number, sum(file.rows for staged in sources for file in staged.files), None)
 
 
 @contextmanager

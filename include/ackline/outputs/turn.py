@@ -16,7 +16,7 @@ from urllib.parse import quote
 from ackline.errors import ConfigError, FatalError, LedgerError, TransientError
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import void_advice
-from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
+from ackline.ledger.turns import Plan, Settlement, TurnId, TurnKind
 from ackline.outputs.checks import (
     check_kept_files,
     check_outputs_of,
@@ -36,6 +36,7 @@ from ackline.tables.publish import (
     below,
     check_staged_columns,
     entries,
+    give_up_advice,
     has_turn,
     table_of,
     write_table,
@@ -116,7 +117,7 @@ def publish_settled(adapters: Adapters, newest: Settlement | None) -> None:
         return  # nothing to publish, and the same rows wait as before the turn
     if outputs.tables and not adapters.store.is_published(newest.turn):
         for name in sorted(outputs.tables.keys() - adapters.store.given_up(newest.turn)):
-            with _advises_give_up(newest.turn):
+            with _advises_give_up(newest.turn, name):
                 publish_table(adapters, newest.turn, outputs, name)
         # After all tables, and before the staged rows go. A crash before it costs another look at each table.
         adapters.store.store_published(newest.turn)
@@ -125,16 +126,14 @@ def publish_settled(adapters: Adapters, newest: Settlement | None) -> None:
 
 
 @contextmanager
-def _advises_give_up(turn: TurnId) -> Iterator[None]:
-    """Adds the way out of a settled turn that can't be published to an error."""
+def _advises_give_up(turn: TurnId, table: str) -> Iterator[None]:
+    """Adds the way out of a settled turn that can't be published in a table to an error."""
     try:
         yield
     except (ConfigError, FatalError, TransientError) as error:
-        lane = "" if turn.lane == LIVE else f" --lane {turn.lane}"
-        error.add_advice(
-            f"If these rows can never be published, give them up with "
-            f"`ackline void {turn.pipeline}{lane} --give-up TABLE --reason …`"
-        )
+        advice = give_up_advice(turn, table)
+        if advice not in str(error):  # of a table that is an older copy: that error says more
+            error.add_advice(f"If these rows can never be published, {advice}")
         raise
 
 
@@ -149,7 +148,7 @@ def check_publishable(adapters: Adapters, newest: Settlement) -> list[str]:
     outputs, lacking = OutputsOfTurn.decode(newest.outputs), list[str]()
     if outputs.tables and not adapters.store.is_published(newest.turn):
         for name in sorted(outputs.tables.keys() - adapters.store.given_up(newest.turn)):
-            with _advises_give_up(newest.turn):
+            with _advises_give_up(newest.turn, name):
                 if not has_turn(adapters.store, newest.turn, outputs, name):
                     _check_table_publishable(adapters, newest.turn, outputs, name)
                     lacking.append(name)

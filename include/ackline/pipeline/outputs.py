@@ -256,13 +256,17 @@ class OutputsOfTurn:
     acked; then Ackline removes these files."""
     published: Mapping[str, int] = field(default_factory=dict)
     """By table, the number under which the lane and epoch had published there last, before the turn."""
+    given_up: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """By table, the numbers of later turns that an operator has given up for it, before the turn. Each may be there all
+    the same: another process may have published it while it was given up."""
 
     def encode(self) -> str:
         """Returns the text that settlement n holds; empty if there is nothing to hold."""
-        if not (self.execution is not None or self.tables or self.kept or self.released or self.published):
+        content = (self.tables, self.kept, self.released, self.published, self.given_up)
+        if self.execution is None and not any(content):
             return ""
-        content = {name: value for name, value in asdict(self).items() if value or value == 0 or name == "tables"}
-        return json.dumps(content, separators=(",", ":"))
+        stored = {name: value for name, value in asdict(self).items() if value or value == 0 or name == "tables"}
+        return json.dumps(stored, separators=(",", ":"))
 
     @classmethod
     def decode(cls, text: str) -> "OutputsOfTurn":
@@ -295,7 +299,12 @@ def without_effect(text: str, given_up: Collection[str] = ()) -> str:
     if not text:
         return ""
     before = OutputsOfTurn.decode(text)
-    return OutputsOfTurn(before.application, kept=before.kept, published=published_after(before, given_up)).encode()
+    return OutputsOfTurn(
+        before.application,
+        kept=before.kept,
+        published=published_after(before, given_up),
+        given_up=given_up_after(before, given_up),
+    ).encode()
 
 
 def published_after(outputs: OutputsOfTurn, given_up: Collection[str] = ()) -> dict[str, int]:
@@ -305,3 +314,13 @@ def published_after(outputs: OutputsOfTurn, given_up: Collection[str] = ()) -> d
     for name in outputs.tables.keys() - set(given_up):
         published[name] = outputs.number
     return published
+
+
+def given_up_after(outputs: OutputsOfTurn, given_up: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
+    """Returns by table the numbers of the turns that were given up for it since the lane and epoch have published there
+    last, once the turn is published. The tables `given_up` did not get the turn."""
+    tables = outputs.given_up.keys() - (outputs.tables.keys() - set(given_up))
+    after = {name: tuple(outputs.given_up[name]) for name in sorted(tables)}
+    for name in sorted(outputs.tables.keys() & set(given_up)):
+        after[name] = (*after.get(name, ()), outputs.number)
+    return after

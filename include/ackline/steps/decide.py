@@ -16,7 +16,7 @@ from ackline.lane.adapters import Adapters
 from ackline.lane.claim import void_advice
 from ackline.lane.plans import MOVES, LaneRanges, chosen_in, lane_ranges
 from ackline.lane.turn_metrics import gaps_of
-from ackline.ledger.backoff import Backoff
+from ackline.ledger.backoff import Backoff, RetryPolicy
 from ackline.ledger.fold import OutcomeRow, PartitionState, fold
 from ackline.ledger.offsets import AnyRange, OffsetRange, TopicPartition, arrays_of, clipped, joined
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
@@ -42,7 +42,8 @@ def states_after(
     due times (I9). Raises ConfigError if that policy's class does not import any more, LedgerError if the outcomes
     contradict the plan.
     """
-    policy = _policy(plan)
+    # Only a run has failed attempts. An action must be settled even if the retry class of its plan is gone.
+    policy = _policy(plan) if plan.kind is TurnKind.RUN else RetryPolicy()
     states = {tp: settled.state for tp, settled in before.partitions.items()}
     for tp, planned in plan.partitions.items():
         state = states.get(tp, PartitionState(planned.complete_to))

@@ -1,5 +1,6 @@
 """The plan of a run: what the next turn reads. If the lane has to be moved first, it is the plan of that action."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from ackline.lane.log_checks import (
     KafkaView,
     check_not_truncated,
     check_topic_not_recreated,
+    listed,
     stop_if_expired,
     written_beyond,
 )
@@ -23,6 +25,7 @@ from ackline.ledger.pending import PendingKind
 from ackline.ledger.planning import Limits, PartitionView
 from ackline.ledger.turns import ACK_POSITION, Plan, PlannedPartition, Settlement, TurnKind
 
+log = logging.getLogger(__name__)
 Views = Mapping[TopicPartition, PartitionView]
 
 _NAMED = 5
@@ -34,11 +37,15 @@ _NO_WINDOW = 2**62
 def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: bool = False) -> Plan:
     """Returns the plan for the turn after `newest`.
 
-    It is a skip or a reset if the group was moved, under `on_external_reset: follow` (S36). It is a skip if a partition
+    It is a reset if a partition that was let go is there again, and nothing is pending. It is a skip or a reset if the
+    group was moved, under `on_external_reset: follow` (S36). It is a skip if a partition
     is too far behind, under the policy `skip` (S45), unless this run has `skipped` before. Raises TopicChanged,
     GroupMoved, NewerCommit, RetentionPassed and TooFarBehind if the lane can't go on.
     """
     _check_requested_partitions(adapters, newest)
+    returned = _returned(adapters, newest, view)
+    if returned:
+        return action_plan(adapters, newest, TurnKind.RESET, returned, f"there again: {listed(map(str, returned))}")
     views, moves = _views(adapters, newest, view)
     # Nothing below is decided before every readable log is known to be the one that was read. In another log the same
     # offsets mean other records, and a truncated log would count as one with nothing new (S42).
@@ -109,6 +116,8 @@ def _views(
     views: dict[TopicPartition, PartitionView] = {}
     moves: dict[TopicPartition, Committed] = {}
     for tp, settled in newest.partitions.items():
+        if settled.let_go:  # no part of a plan: whoever looks for turns on another topic goes by the ids in plans
+            continue
         committed, subscribed = view.committed.get(tp), adapters.is_subscribed(tp)
         acknowledged = settled.acknowledged_foreign_offset
         if subscribed:
@@ -133,6 +142,31 @@ def _views(
             requested=adapters.request.includes(tp),
         )
     return views, moves
+
+
+def _returned(adapters: Adapters, newest: Settlement, view: KafkaView) -> dict[TopicPartition, int]:
+    """Returns where each partition begins that was let go and is there again. Empty while anything is pending.
+
+    It begins in a new epoch of the lane: in the old one its offsets have outcomes, which are of other records. With
+    nothing pending, the other partitions begin that epoch where they are, and no record is handled again. With
+    something pending, records that were acked above a floor would be, so the partition waits, or an operator decides.
+    In a topic with the id of the old one, which the broker has not shown for a time, it goes on where it was.
+    """
+    targets = {}
+    for tp, settled in newest.partitions.items():
+        bounds = view.bounds.get(tp)
+        if not settled.let_go or bounds is None or not adapters.is_subscribed(tp) or not adapters.request.includes(tp):
+            continue
+        same = view.topic_ids[tp.topic] == settled.known_topic_id
+        targets[tp] = min(max(bounds.start, settled.state.complete_to), bounds.end) if same else bounds.start
+    if targets and any(settled.state.pending for settled in newest.partitions.values()):
+        tp, name = next(iter(targets)), adapters.pipeline.name
+        log.warning(
+            "%s: let go, and there again. A new epoch reads it once no record of the lane is pending; to read it now, "
+            "`ackline reset %s --topic %s --to earliest --reason …`", listed(map(str, targets)), name, tp.topic,
+        )  # fmt: skip
+        return {}
+    return targets
 
 
 def _views_into_open_transactions(adapters: Adapters, views: Views) -> dict[TopicPartition, PartitionView]:

@@ -15,7 +15,7 @@ that is set back to an older copy is found before the next turn.
 """
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
-from ackline.errors import ConfigError, LedgerError
+from ackline.errors import AcklineError, ConfigError, LedgerError
 from ackline.ledger.offsets import Int64s, Ranges, index_of_range, union
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnId, turn_in
@@ -35,6 +35,7 @@ from ackline.pipeline.folder import lane_folder
 from ackline.pipeline.output_columns import arrow_type
 from ackline.pipeline.outputs import FinalFile, OutputsOfTurn, StagedTable, TableOfTurn, output_folder
 from ackline.scrub import scrub_address
+from ackline.tables.errors import cause_of, storage_errors, unusable_folder
 from ackline.tables.files import DataFileWriter
 from ackline.tables.folder import Folder
 from ackline.tables.output_table import OF_ROW, OutputTable, partition_path, partition_text
@@ -191,19 +192,32 @@ def has_turn(store: LedgerStore, turn: TurnId, outputs: OutputsOfTurn, name: str
     copy, and rows would be missing or published under a turn that has others.
     """
     last, of_turn = table_of(store, name).version_of(outputs.application), outputs.tables[name]
+    before = Published(of_turn.after, outputs.given_up.get(name, ()))
     if last == outputs.number:
         return True
     newest = store.newest()
     if newest is not None and (newest.turn.epoch, newest.turn.n) > (turn.epoch, turn.n):
         return True  # the caller is late: a later turn is planned only when each table has this one
-    check_last_published(turn, name, last, of_turn.after)
+    check_last_published(turn, name, last, before, waits=True)
     return False
 
 
-def check_last_published(turn: TurnId, table: str, last: int | None, expected: int | None) -> None:
+class Published(NamedTuple):
+    """What a lane and epoch have published in an output table last."""
+
+    number: int | None
+    """Names the last turn that is published there; None if there is none."""
+    given_up: Collection[int] = ()
+    """Names later turns that an operator has given up for the table. Another process may have published such a turn at
+    that moment, so the table may hold it."""
+
+
+def check_last_published(turn: TurnId, table: str, last: int | None, published: Published, waits: bool = False) -> None:
     """Raises LedgerError if the newest turn of the lane and epoch in an output table, `last`, is not the one that the
-    ledger has published there last. None for `last` is no error: then a user has made the table anew."""
-    if last is None or last == expected:
+    ledger has published there last. None for `last` is no error: then a user has made the table anew. `waits` is
+    whether `turn` is settled and not published: no other turn, and so no reset, is planned until it is given up."""
+    expected = published.number
+    if last is None or last == expected or last in published.given_up:
         return
     held = f"holds turn {turn_in(last)} of lane {turn.lane}, epoch {turn.epoch}"
     if expected is not None and turn_in(expected) > turn_in(last):
@@ -211,9 +225,16 @@ def check_last_published(turn: TurnId, table: str, last: int | None, expected: i
     else:
         what = f"{held}, as another ledger has stored it: ACKLINE_AUDIT is an older copy of the ledger"
     raise LedgerError(
-        f"the output table {scrub_address(table)} {what}. Restore the newer copy. Without one, begin a new epoch, in "
-        f"which records that are handled again publish their rows again: {_way_out(turn)}"
+        f"the output table {scrub_address(table)} {what}. Restore the newer copy. Without one, "
+        f"{f'first {give_up_advice(turn, table)}; then ' if waits else ''}begin a new epoch, in which records that are "
+        f"handled again publish their rows again: {_way_out(turn)}"
     )
+
+
+def give_up_advice(turn: TurnId, table: str) -> str:
+    """Returns how an operator gives up the rows that a settled turn has for an output table, as part of a sentence."""
+    lane = "" if turn.lane == LIVE else f" --lane {turn.lane}"
+    return f"give these rows up with `ackline void {turn.pipeline}{lane} --give-up {scrub_address(table)} --reason …`"
 
 
 def _way_out(turn: TurnId) -> str:
@@ -291,11 +312,30 @@ def _rows(
 ) -> Iterator[pa.Table]:
     """Yields the staged rows of acked records with the columns of a table. A column that they lack is null."""
     for file in staged.files:
-        with root.filesystem.open_input_file(file.path) as stream, pq.ParquetFile(stream) as content:
-            for group in range(content.num_row_groups):
-                rows = _published(content.read_row_group(group), turn, outcomes)
-                if rows.num_rows:
-                    yield _with_columns(rows, schema)
+        for group in _groups(root, file.path, turn):
+            rows = _published(group, turn, outcomes)
+            if rows.num_rows:
+                yield _with_columns(rows, schema)
+
+
+def _groups(root: Folder, path: str, turn: TurnId) -> Iterator[pa.Table]:
+    """Yields the row groups of a staged file. An error of the file names it, and not the table that it is for."""
+
+    def error_of(error: BaseException) -> AcklineError:
+        if isinstance(error, FileNotFoundError | pa.ArrowException):
+            return LedgerError(
+                f"{turn}: the staged file {root.uri}/{path}, with rows for an output table, is gone or damaged "
+                f"({cause_of(error, root.uri)}). Restore it from a backup"
+            )
+        return unusable_folder(root.uri, error)
+
+    with (
+        storage_errors(root.uri, error_of),
+        root.filesystem.open_input_file(path) as stream,
+        pq.ParquetFile(stream) as content,
+    ):
+        for number in range(content.num_row_groups):
+            yield content.read_row_group(number)
 
 
 def _with_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:

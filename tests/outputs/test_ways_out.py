@@ -1,0 +1,141 @@
+"""What an operator is told about rows that can't be published, and that the command which is named ends the state."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from ackline.actions import void
+from ackline.errors import LedgerError
+from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
+from ackline.ledger.turns import TurnKind
+from ackline.outputs.turn import publish_settled
+from ackline.pipeline.outputs import OutputsOfTurn
+from tests.actions.test_drop_outputs import adapters_of
+from tests.outputs.kept_lane import NOW, TABLE, Lane, Row, lane_with_rows, plan_of, staged_turn, turn_of
+
+
+@pytest.fixture(autouse=True)
+def _no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(void, "commit_or_reason", lambda _: None)
+
+
+def next_turn(lane: Lane, offset: int) -> Any:
+    """Settles one more turn with a row of an acked record. Returns its settlement."""
+    before = lane.store.settlements[lane.turn]
+    lane.turn = lane.turn._replace(n=lane.turn.n + 1)
+    lane._stage([Row(offset, {offset: Outcome.ACKED})])
+    turn_of(lane, [OutcomeRow(offset, 1, Outcome.ACKED, NOW)], before)
+    return newest_of(lane)
+
+
+def newest_of(lane: Lane) -> Any:
+    return SimpleNamespace(turn=lane.turn, outputs=lane.store.settlements[lane.turn], partitions=lane.partitions())
+
+
+def give_up(lane: Lane) -> None:
+    adapters, _ = adapters_of(lane)
+    void.drop_outputs(adapters, lane.turn, [TABLE], "a test")
+
+
+def offsets(root: Path) -> list[int]:
+    found: list[int] = DeltaTable(f"{root}/shop/outputs/{TABLE}").to_pyarrow_table()["_offset"].to_pylist()
+    return sorted(found)
+
+
+@pytest.mark.parametrize("given_up", [1, 2], ids=["one turn", "two turns"])
+@pytest.mark.parametrize("published", [True, False], ids=["published beside it", "not published"])
+def test_a_turn_that_is_given_up_while_another_process_publishes_it_stops_no_later_turn(
+    tmp_path: Path, published: bool, given_up: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table holds turn n, or the turn before it: no step can know which, so each of them is right."""
+    lane = lane_with_rows(tmp_path, Outcome.ACKED)
+    publish_settled(lane.adapters, newest_of(lane))
+    expected = [0]
+    for number in range(given_up):
+        unpublished = next_turn(lane, 7 + number)
+        outputs = OutputsOfTurn.decode(unpublished.outputs)
+
+        def fail(*_: Any, of: Any = unpublished) -> None:
+            if published and of.turn == lane.turn:  # the other process is quicker than this one, and is not seen
+                monkeypatch.undo()
+                monkeypatch.setattr(void, "commit_or_reason", lambda _: None)
+                from ackline.outputs.turn import publish_table
+
+                publish_table(lane.adapters, of.turn, OutputsOfTurn.decode(of.outputs), TABLE)
+            raise LedgerError("the store does not answer")
+
+        monkeypatch.setattr(void, "publish_table", fail)
+        give_up(lane)
+        expected += [7 + number] if published else []
+        assert lane.store.given_up(lane.turn) == {TABLE}
+        assert outputs.number
+    for number in (20, 21):
+        publish_settled(lane.adapters, next_turn(lane, number))
+    assert offsets(tmp_path) == [*expected, 20, 21]
+
+
+def test_a_damaged_staged_file_is_named_and_not_the_table_that_its_rows_are_for(tmp_path: Path) -> None:
+    lane, rows = staged_turn(tmp_path, Outcome.ACKED)
+    [file] = tmp_path.rglob("0-b0.parquet")
+    file.write_bytes(b"x" * file.stat().st_size)
+    with pytest.raises(LedgerError) as caught:
+        turn_of(lane, rows)
+    text = str(caught.value)
+    assert f"the staged file {file}, with rows for an output table, is gone or damaged" in text
+    assert "`ackline void shop --reason" in text
+    assert "totals" not in text
+
+
+def test_a_damaged_staged_file_of_a_settled_turn_is_named_with_the_command_that_gives_the_rows_up(
+    tmp_path: Path,
+) -> None:
+    lane = lane_with_rows(tmp_path, Outcome.ACKED)
+    for path in (tmp_path / "shop" / "outputs" / TABLE).glob("*.parquet"):
+        path.unlink()  # as a vacuum of its user does
+    [file] = tmp_path.rglob("0-b0.parquet")
+    file.write_bytes(b"x" * file.stat().st_size)
+    command = r"`ackline void shop --give-up totals --reason"
+    with pytest.raises(LedgerError, match=rf"the staged file .*0-b0.parquet, .* is gone or damaged.*{command}"):
+        publish_settled(lane.adapters, newest_of(lane))
+    give_up(lane)
+    publish_settled(lane.adapters, next_turn(lane, 7))
+    assert offsets(tmp_path) == [7]
+
+
+def test_an_older_copy_of_a_table_under_an_unpublished_turn_is_told_to_give_the_rows_up_before_the_reset(
+    tmp_path: Path,
+) -> None:
+    """No turn is planned, a reset neither, while the newest settled turn is not published."""
+    lane = lane_with_rows(tmp_path, Outcome.ACKED)
+    publish_settled(lane.adapters, newest_of(lane))
+    shutil.copytree(tmp_path / "shop" / "outputs", tmp_path / "copy")
+    publish_settled(lane.adapters, next_turn(lane, 7))
+    unpublished = next_turn(lane, 8)
+    shutil.rmtree(tmp_path / "shop" / "outputs")
+    shutil.move(tmp_path / "copy", tmp_path / "shop" / "outputs")
+    commands = r"`ackline void shop --give-up totals --reason …`; then .*`ackline reset shop --to OFFSET"
+    with pytest.raises(LedgerError, match=rf"older copy.* first give these rows up with {commands}") as caught:
+        publish_settled(lane.adapters, unpublished)
+    assert str(caught.value).count("--give-up") == 1
+    give_up(lane)
+    publish_settled(lane.adapters, unpublished)
+    with pytest.raises(LedgerError, match="Without one, begin a new epoch"):
+        next_turn(lane, 9)
+
+
+def test_a_skip_of_one_of_two_records_in_flight_whose_rows_are_damaged_raises_what_void_closes(tmp_path: Path) -> None:
+    lane = lane_with_rows(tmp_path, Outcome.IN_FLIGHT, Outcome.IN_FLIGHT)
+    before = lane.store.settlements[lane.turn]
+    for path in tmp_path.rglob("kept-*.parquet"):
+        path.write_bytes(b"x" * path.stat().st_size)
+    lane.turn = lane.turn._replace(n=2)
+    lane.store.rows[lane.turn] = rows = [OutcomeRow(0, 0, Outcome.SKIPPED, NOW)]
+    of_before = SimpleNamespace(turn=lane.turn._replace(n=1), outputs=before)
+    with pytest.raises(LedgerError, match=r"staged rows .* gone or damaged .* `ackline void shop --reason"):
+        lane._settle(plan_of(lane.turn, TurnKind.SKIP), of_before, rows)
+    renewed = OutcomeRow(1, 1, Outcome.IN_FLIGHT, NOW, answer=AnswerKind.RENEW)
+    assert turn_of(lane, [renewed], before=before).kept == OutputsOfTurn.decode(before).kept
