@@ -185,3 +185,34 @@ def test_wrong_arguments_are_refused_by_name_and_nothing_is_stored(
     written = len(lane.world.history)
     refused = ackline("backfill", "lane", *arguments, "--yes", "--json").error
     assert (refused["key"], refused["exit_status"], len(lane.world.history)) == (key, 2, written)
+
+
+@pytest.mark.parametrize(
+    ("options", "offsets"),
+    [
+        (["--topic", "orders", "--partition", "0", "--offsets", "1:4"], 3),
+        (["--partition", "0", "--offsets", "2"], 1),
+        (["--topic", "orders"], 4),
+        (["orders:0:0-1", "--partition", "0", "--offsets", "2:4"], 3),
+    ],
+)
+def test_partitions_and_offsets_are_named_as_in_the_other_commands(
+    options: list[str], offsets: int, ackline: MemoryCommand
+) -> None:
+    dry = ackline("backfill", "lane", *options, "--id", "b", "--dry-run", "--json").json
+    assert dry["asked"]["offsets"] == offsets
+
+
+def test_a_resume_may_name_the_same_offsets_in_either_way(ackline: MemoryCommand) -> None:
+    options = ["--topic", "orders", "--partition", "0", "--offsets", "0:1"]
+    assert ackline("backfill", "lane", *options, "--id", "b", "--yes", "--json").json["settled"]
+    assert ackline("backfill", "lane", "orders:0:0-1", "--id", "b", "--json").json["settled"]
+
+
+@pytest.mark.parametrize(
+    ("options", "key"), [(["--offsets", "1:4"], "--offsets"), (["--partition", "0", "--offsets", "1:"], "--offsets")]
+)
+def test_offsets_without_a_partition_or_an_end_are_refused(
+    options: list[str], key: str, ackline: MemoryCommand
+) -> None:
+    assert ackline("backfill", "lane", *options, "--dry-run", "--json").error["key"] == key

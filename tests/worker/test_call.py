@@ -6,13 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from ackline import Dead, Record, Skip, arrow_handler
+from ackline import Dead, Emit, Fail, Hold, Record, Skip, arrow_handler
 from ackline.handler import Handler, tier_of
 from ackline.ledger.outcomes import Outcome
 from ackline.scrub import MESSAGE_LIMIT
@@ -135,7 +135,7 @@ def asyncio_future(record: Record) -> Any:
         *[(work, INVALID) for work in (generator, coroutine, asyncio_future)],
         (lambda _: concurrent.futures.Future[None](), INVALID),
         *[(lambda _, error=error: error, INVALID) for error in (Skip("not ours"), Dead("no"), ValueError("no"), Skip)],
-        *[(lambda _, value=value: value, ACKED) for value in (0, False, "failed", object(), [], {"outcome": "failed"})],
+        *[(lambda _, value=value: value, ACKED) for value in (0, "failed", object(), [], {"outcome": "failed"})],
     ],
 )
 def test_returning_unfinished_work_or_an_exception_fails_and_any_other_value_acks(
@@ -313,3 +313,28 @@ def test_an_arrow_handler_gets_no_tombstone_that_it_does_not_want() -> None:
     failed: RowResult = ("failed", None)
     assert results_of(arrow(reply), [None, b"a", None, b"b"]) == [TOMBSTONE, failed, TOMBSTONE, failed]
     assert (offsets, results_of(arrow(reply), [None, None])) == ([102, 106], [TOMBSTONE] * 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (False, "returned False, which is no outcome: return nothing to ack the record"),
+        ([Emit(1), "text"], "returned Emit: only a pipeline with `steps` or `outputs`"),
+        (Emit(1), "returned Emit: only a pipeline with `steps` or `outputs`"),
+        ((Hold(cast(Any, "x")),), "returned Hold: only a step with `join: true`"),
+        ({"a": Fail(cast(Any, "x"), "why")}, "returned Fail: only a step with `join: true`"),
+        ([Dead("why")], "returned Dead: raise it"),
+        ([Skip], "returned Skip: raise it"),
+    ],
+)
+def test_an_answer_that_means_nothing_fails_the_record_with_the_sentence_that_helps(
+    answer: object, sentence: str
+) -> None:
+    (failed,) = call(lambda record: answer, records_of([b"x"])).not_acked
+    assert (failed.outcome, failed.error_class) == INVALID
+    assert sentence in str(failed.error_message)
+
+
+@pytest.mark.parametrize("answer", [True, 0, "", "done", [], [1, "text"], {"a": 1}, 0.0, object()])
+def test_other_values_are_ignored(answer: object) -> None:
+    assert results_of(lambda record: answer, [b"x"]) == [ACKED]

@@ -33,20 +33,26 @@ from ackline.cli.options import (
     Json,
     Name,
     Now,
+    Offsets,
+    Partitions,
+    Topics,
     Yes,
+    choice_of,
     is_confirmed,
     is_confirmed_by_number,
     opened,
     pipeline_named,
+    range_of,
     show_preview,
     time_of,
 )
 from ackline.errors import ConfigError
 from ackline.lane.adapters import Adapters
 from ackline.ledger.account import Account
+from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import Plan
-from ackline.pipeline.arguments import BackfillArguments, id_of, lane_of
+from ackline.pipeline.arguments import LAST, BackfillArguments, PartitionChoice, id_of, lane_of
 from ackline.pipeline.form import Entered
 from ackline.spark.master import master_of_environment
 
@@ -91,6 +97,9 @@ def backfill(
     wait: Wait = False,
     listed: List = False,
     cancelled: Cancel = None,
+    topic: Topics = None,
+    partition: Partitions = None,
+    offsets: Offsets = None,
     no_breaker: NoBreaker = False,
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -104,6 +113,7 @@ def backfill(
     nothing elsewhere.
 
     Examples: `ackline backfill orders orders:0:1000-2000`, `ackline backfill orders --from "2h ago"`,
+    `ackline backfill orders --topic orders --partition 0 --offsets 1000:2000`,
     `ackline backfill orders --outcome dead --error-class HTTPError --yes --wait`, `ackline backfill orders --id ID`
     """
     if wait and now is not None:
@@ -114,7 +124,25 @@ def backfill(
     elif cancelled is not None:
         _cancel(session, lane_of(cancelled), str(values["reason"] or ""))
     else:
-        perform(session, request_of(Entered(values, True), new_id(time_of(now))))
+        chosen = (*(values["ranges"] or ()), *_ranges_of(name, choice_of(topic, partition), range_of(offsets)))
+        perform(session, request_of(Entered({**values, "ranges": chosen}, True), new_id(time_of(now))))
+
+
+def _ranges_of(name: str, choice: PartitionChoice, offsets: OffsetRange | None) -> list[str]:
+    """Returns `--topic`, `--partition` and `--offsets` as the RANGEs that mean the same, so that a resume may give
+    either. Raises ConfigError for partitions or offsets whose topic or partition is not named."""
+    topics = choice.topics
+    if not topics and (choice.partitions or offsets is not None):
+        topics = tuple(pipeline_named(name).kafka.named_topics or ())
+        if len(topics) != 1:
+            raise ConfigError(f"{name} does not read one topic alone: give --topic too", key="--topic")
+    if offsets is None:
+        return [f"{topic}:{number}" for topic in topics for number in choice.partitions] or list(topics)
+    if not choice.partitions:
+        raise ConfigError("--offsets are those of a partition: give --partition too", key="--offsets")
+    if offsets.end == LAST:
+        raise ConfigError("--offsets A:B: a backfill needs both ends, B exclusive", key="--offsets")
+    return [f"{topic}:{number}:{offsets.start}-{offsets.end}" for topic in topics for number in choice.partitions]
 
 
 def perform(session: Session, request: BackfillRequest) -> None:

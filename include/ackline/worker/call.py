@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.handler import Handler, InFlight, Tier, Yielded, sign_tokens_with
+from ackline.handler import Dead, Emit, Fail, Handler, Hold, InFlight, Skip, Tier, Yielded, sign_tokens_with
 from ackline.ledger.backoff import parse_duration
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import LATEST, MICROSECOND
@@ -199,8 +199,9 @@ def in_flight_answer(result: Any) -> InFlight | None:
     """Returns the InFlight that a record handler has returned or yielded; None if it has not, so that the record is
     acked.
 
-    Raises InvalidOutcome for a result that stands for unfinished work, for the class InFlight and an InFlight within a
-    list or tuple, and for a generator that has yielded anything else or more than one InFlight.
+    Raises InvalidOutcome for a result that stands for unfinished work, for False, for a value of Ackline that means
+    nothing there, alone or within a list, tuple, set or mapping, and for a generator that has yielded anything else or
+    more than one InFlight.
     """
     if isinstance(result, InFlight):
         return result
@@ -210,10 +211,37 @@ def in_flight_answer(result: Any) -> InFlight | None:
         ):
             raise InvalidOutcome("the handler returned InFlight in another form: return InFlight()")
         refuse_unfinished(result)
+        _refuse_no_answer(result)
         return None
     if not all(isinstance(item, InFlight) for item in result) or len(result) > 1:
         raise InvalidOutcome("a handler may yield one InFlight, and nothing else")
     return result[0] if result else None
+
+
+_MEANT = {
+    Emit: "only a pipeline with `steps` or `outputs` takes it, and this one has neither",
+    Fail: "only a step with `join: true` may answer it; raise an exception to fail the record",
+    Hold: "only a step with `join: true` may answer it",
+    InFlight: "return InFlight() alone",
+    Skip: "raise it",
+    Dead: "raise it",
+}
+"""What a handler of a record is told that has returned one of these values, or holds one in what it has returned."""
+
+
+def _refuse_no_answer(result: Any) -> None:
+    """Raises InvalidOutcome for a result that its author means as an answer, and that would ack the record. Any other
+    value is ignored, as other task runners do."""
+    if result is False:
+        raise InvalidOutcome(
+            "the handler returned False, which is no outcome: return nothing to ack the record, raise an exception to "
+            "have it tried again, and raise Skip or Dead to settle it"
+        )
+    inside = result.values() if isinstance(result, dict) else result
+    for value in inside if isinstance(result, list | tuple | set | frozenset | dict) else (result,):
+        for kind, meant in _MEANT.items():
+            if value is kind or isinstance(value, kind):
+                raise InvalidOutcome(f"the handler returned {kind.__name__}: {meant}")
 
 
 def end_forked_copy(error: BaseException | None = None) -> None:
