@@ -6,12 +6,15 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from random import Random
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner
@@ -26,6 +29,7 @@ from ackline.outputs.turn import publish_settled
 from ackline.tables import folder as conditional_put
 from ackline.tables.folder import Folder, prove_conditional_put
 from ackline.tables.layout import check_layout
+from ackline.tables.log import DeltaLog, LogFiles, expire_entries
 from ackline.tables.maintenance import maintain
 from ackline.tables.object_store import arrow_filesystem, use_options
 from ackline.tables.output_table import check_place
@@ -315,3 +319,85 @@ def test_a_process_that_has_read_remote_tables_ends_well(root: str) -> None:
     command = [sys.executable, "-c", script % root]
     for done in [subprocess.run(command, capture_output=True, text=True, env=os.environ) for _ in range(3)]:
         assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+# ---- checkpoints and the clean-up of the log, by several processes at once ---------------------------------------
+
+
+AT_ONCE = timedelta(seconds=-60)
+"""A retention after which every file of a log is old."""
+
+
+def settle_and_checkpoint(store: LedgerStore, turns: range) -> None:
+    """Settles turns, with a checkpoint of the settlements after each, and expires what no reader needs."""
+    for n in turns:
+        assert store.store_settlement(settlement(n))
+        store.settlements.checkpoint()
+        expire_entries(store.settlements.log, AT_ONCE)
+
+
+def beside(monkeypatch: pytest.MonkeyPatch, log: DeltaLog, at: int, rival: Callable[[], object]) -> list[int]:
+    """Runs a rival right after this process has listed a log for the `at`-th time. Returns the numbers of listings."""
+    listings: list[int] = []
+    list_files = DeltaLog.files
+
+    def listing(self: DeltaLog) -> LogFiles:
+        files = list_files(self)
+        if self is log:
+            listings.append(len(listings) + 1)
+            if len(listings) == at:
+                rival()
+        return files
+
+    monkeypatch.setattr(DeltaLog, "files", listing)
+    return listings
+
+
+def is_whole_up_to(root: str, n: int) -> bool:
+    again = LedgerStore(root, "orders", LIVE)
+    numbers = again.settlements.transactions()
+    rows = sorted(again.settlements.read(None)["turn"].to_pylist())
+    return numbers == {"ackline/orders/live/0/settlement": n} and rows == list(range(n + 1))
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+def test_two_processes_that_checkpoint_and_expire_at_once_do_not_fail_each_other(
+    root: str, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    store, other = LedgerStore(root, "orders", LIVE), LedgerStore(root, "orders", LIVE)
+    settle_and_checkpoint(store, range(3))
+    assert store.store_settlement(settlement(3))
+    log = store.settlements.log
+    listings = beside(monkeypatch, log, at, lambda: settle_and_checkpoint(other, range(4, 7)))
+    store.settlements.checkpoint()
+    expire_entries(log, AT_ONCE)
+    assert len(listings) >= at, "the rival ran in between"
+    assert is_whole_up_to(root, 6)
+    settle_and_checkpoint(LedgerStore(root, "orders", LIVE), range(7, 8))
+    assert is_whole_up_to(root, 7)
+
+
+def test_a_checkpoint_that_lacks_a_transaction_id_does_not_become_part_of_the_log(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LedgerStore(root, "orders", LIVE)
+    settle_and_checkpoint(store, range(2))
+    assert store.store_settlement(settlement(2))
+    before, write = store.settlements.log.files(), DeltaTable.create_checkpoint
+
+    def forgetful(table: DeltaTable) -> None:
+        write(table)
+        filesystem, base = arrow_filesystem(table.table_uri.removeprefix("file://"))
+        selected = filesystem.get_file_info(pafs.FileSelector(f"{base.rstrip('/')}/_delta_log"))
+        [*_, path] = sorted(info.path for info in selected if info.path.endswith(".checkpoint.parquet"))
+        with filesystem.open_input_file(path) as file:
+            rows = pq.read_table(file)
+        with filesystem.open_output_stream(path) as file:
+            pq.write_table(rows.filter(pc.is_null(rows["txn"])), file)
+
+    monkeypatch.setattr(DeltaTable, "create_checkpoint", forgetful)
+    with pytest.raises(FatalError, match="does not hold what the log holds"):
+        store.settlements.checkpoint()
+    monkeypatch.setattr(DeltaTable, "create_checkpoint", write)
+    assert store.settlements.log.files() == before
+    assert is_whole_up_to(root, 2)

@@ -31,6 +31,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from ackline.errors import FatalError
 from ackline.scrub import scrub_address
 from ackline.tables.append import retry_beside_rivals
+from ackline.tables.errors import cause_of, is_outage, is_storage_error
 from ackline.tables.files import DataFile, DataFileWriter
 from ackline.tables.folder import Folder
 from ackline.tables.output_table import partition_path, partition_text
@@ -39,6 +40,12 @@ from ackline.tables.table import AuditTable
 COMPACTION_TRIES = 3
 """How many times maintenance tries a compaction while other processes commit. The next maintenance tries again."""
 _NO_VERSION = -1
+_NAMED_FILES = 3
+READ_OPTIONS = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
+"""Times in Parquet's INT96, which Spark writes on request, are read in microseconds, the unit of Delta. In Arrow's own
+choice, nanoseconds, a time before 1677 or after 2262 would become another one."""
+SCAN_OPTIONS = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+"""A damaged page is not merged, even if it can be decoded. A page without a checksum is read as it is."""
 
 Table = TypeVar("Table", bound=AuditTable)
 File = dict[str, Any]
@@ -81,6 +88,15 @@ class ReplacedError(Exception):
     """Another process has replaced files of a compaction, or changed the protocol of the table. Nothing was stored."""
 
 
+class DamagedFilesError(Exception):
+    """Files of a compaction can't be read, or hold another number of rows than the log states. Nothing was stored.
+    `causes` holds what is wrong with each, by path."""
+
+    def __init__(self, causes: dict[str, str]) -> None:
+        super().__init__(", ".join(causes))
+        self.causes = causes
+
+
 class Compactor(ABC, Generic[Table]):
     """Compacts, vacuums and checkpoints one table. A kind of table gives `commit`, and may override the four methods
     around it."""
@@ -89,6 +105,8 @@ class Compactor(ABC, Generic[Table]):
         self.table, self.layout, self.retention = table, layout, retention
         self._listed = (_NO_VERSION, set[str]())
         """A version, and the paths of its files."""
+        self._damaged: dict[str, str] = {}
+        """Files that can't be merged, by path, each with what is wrong."""
 
     def may_rewrite(self, version: DeltaTable) -> bool:
         """Returns whether Ackline may rewrite the files of a version."""
@@ -114,7 +132,8 @@ class Compactor(ABC, Generic[Table]):
         """Compacts, vacuums and checkpoints the table. Returns what it did.
 
         Returns None and changes nothing if the table does not exist, or if Ackline may not rewrite it. Raises
-        FatalError or TransientError if the table can't be read or written.
+        FatalError or TransientError if the table can't be read or written. A damaged file stays as it is: the others
+        are merged, unused files removed and the log checkpointed, before the FatalError that names it.
         """
         with self.table.errors():
             version = self.table.open()
@@ -125,9 +144,21 @@ class Compactor(ABC, Generic[Table]):
             compacted, busy = self._compact()
             removed = self._vacuum()
             self.table.checkpoint()
+            if self._damaged:
+                raise self._damage()
             after = self.table.opened()
             files = len(after.file_uris())
             return Maintained(pipeline, lane, name, before, files, compacted, busy, removed, after.version())
+
+    def _damage(self) -> FatalError:
+        """Returns the error that names the damaged files, and what to do."""
+        named = [f"{path} ({cause})" for path, cause in sorted(self._damaged.items())[:_NAMED_FILES]]
+        more = f", and {len(self._damaged) - _NAMED_FILES} more" if len(self._damaged) > _NAMED_FILES else ""
+        return FatalError(
+            f"the table {self.table.name} at {scrub_address(self.table.uri)} has damaged files, which were left as "
+            f"they are: {', '.join(named)}{more}. The rest of the table was maintained. Restore these files from a "
+            f"backup, then run `ackline maintain` again"
+        )
 
     def _compact(self) -> tuple[int, int]:
         """Merges the small files of each partition. Returns how many files it merged, and how many partitions stay as
@@ -145,7 +176,7 @@ class Compactor(ABC, Generic[Table]):
                     continue
                 try:
                     for together in joined(files, self.layout.size):
-                        merged += self._merge(values, together)
+                        merged += self._merge_whole(values, together)
                 except (CommitFailedError, ReplacedError):
                     lost.add(values)
             wanted = lost
@@ -159,7 +190,7 @@ class Compactor(ABC, Generic[Table]):
         for file in files:
             file["path"] = unquote(file["path"])
         self._listed = version.version(), {file["path"] for file in files}
-        small = [file for file in files if file["size_bytes"] < self.layout.size]
+        small = [file for file in files if file["size_bytes"] < self.layout.size and file["path"] not in self._damaged]
         return sorted(small, key=lambda file: (file["modification_time"], file["path"]))
 
     def _paths(self, version: DeltaTable) -> set[str]:
@@ -169,10 +200,22 @@ class Compactor(ABC, Generic[Table]):
             self._listed = version.version(), {unquote(path) for path in paths}
         return self._listed[1]
 
+    def _merge_whole(self, values: Values, files: Sequence[File]) -> int:
+        """Merges those of some files that are not damaged, if they are two or more. Returns how many they were."""
+        whole = list(files)
+        while len(whole) > 1:
+            try:
+                return self._merge(values, whole)
+            except DamagedFilesError as error:
+                self._damaged.update(error.causes)
+                whole = [file for file in whole if file["path"] not in self._damaged]
+        return 0
+
     def _merge(self, values: Values, files: Sequence[File]) -> int:
         """Replaces files by one that holds their rows. Returns how many they were.
 
-        Raises ReplacedError or CommitFailedError if another process was faster; then the new file does not stay.
+        Raises ReplacedError or CommitFailedError if another process was faster, and DamagedFilesError if a file is
+        damaged; then the new file does not stay.
         """
         version = self.table.opened()
         columns = version.metadata().partition_columns
@@ -206,34 +249,54 @@ class Compactor(ABC, Generic[Table]):
         return len(files)
 
     def _rewrite(self, version: DeltaTable, texts: dict[str, str | None], files: Sequence[File]) -> DataFile:
-        """Writes the rows of files to one new file, a row group at a time. Raises FatalError if they have not as many
-        rows as the log states, and then the new file does not stay."""
+        """Writes the rows of files to one new file, a row group at a time. If that fails, the new file does not stay.
+
+        Raises DamagedFilesError if a file can't be read, or does not have as many rows as the log states."""
         fields = pa.schema(version.schema().to_arrow())
         schema = pa.schema([field.remove_metadata() for field in fields if field.name not in texts])
         path = f"{partition_path(texts)}compacted-{uuid.uuid4()}.parquet"
         writer = DataFileWriter(self.table.storage, path, schema)
         written = 0
         try:
-            for rows in self._groups(schema, [file["path"] for file in files]):
+            for rows in self._groups(schema, files):
                 writer.write(rows, self.layout.rows)
                 written += rows.num_rows
-            counts = [file.get("num_records") for file in files]
+            counts: list[int | None] = [file.get("num_records") for file in files]
             stated = sum(count for count in counts if count is not None)
             if None not in counts and stated != written:
-                raise FatalError(
-                    f"the table at {scrub_address(self.table.uri)}: its log states {stated} rows for {len(files)} "
-                    f"files that hold {written}; nothing was changed. Check the table with the tool that wrote it last"
+                self._raise_damaged(schema, files)
+                raise FatalError(  # reading each file alone found nothing, so another process changes them
+                    f"the table {self.table.name} at {scrub_address(self.table.uri)}: its log states {stated} "
+                    f"rows for {len(files)} files that hold {written}; nothing was changed. Run `ackline maintain` "
+                    f"again"
                 )
-        except BaseException:
+        except BaseException as error:
             writer.discard()
+            if is_storage_error(error) and not is_outage(error):
+                self._raise_damaged(schema, files)
             raise
         return writer.finish()
 
-    def _groups(self, schema: pa.Schema, paths: Sequence[str]) -> Iterator[pa.Table]:
+    def _raise_damaged(self, schema: pa.Schema, files: Sequence[File]) -> None:
+        """Reads each file alone, and raises DamagedFilesError if at least one is damaged."""
+        causes = {}
+        for file in files:
+            try:
+                rows, stated = sum(rows.num_rows for rows in self._groups(schema, [file])), file.get("num_records")
+                if stated is not None and rows != stated:
+                    causes[file["path"]] = f"it holds {rows} rows, and the log states {stated}"
+            except Exception as error:
+                if not is_storage_error(error) or is_outage(error):
+                    raise
+                causes[file["path"]] = cause_of(error, self.table.uri)
+        if causes:
+            raise DamagedFilesError(causes)
+
+    def _groups(self, schema: pa.Schema, files: Sequence[File]) -> Iterator[pa.Table]:
         """Yields the rows of files in row groups. A column that a file does not have, because it was added later, is
         null."""
-        parquet, filesystem = ds.ParquetFileFormat(), self.table.storage.filesystem
-        fragments = [parquet.make_fragment(path, filesystem) for path in paths]
+        parquet, filesystem = ds.ParquetFileFormat(READ_OPTIONS, SCAN_OPTIONS), self.table.storage.filesystem
+        fragments = [parquet.make_fragment(file["path"], filesystem) for file in files]
         size, waiting = self.layout.rows, schema.empty_table()
         for batch in ds.FileSystemDataset(fragments, schema, parquet, filesystem).to_batches():
             waiting = pa.concat_tables([waiting, pa.table(batch).cast(schema)])

@@ -60,6 +60,7 @@ class DataFileWriter:
             use_dictionary=[name for name in schema.names if name not in deltas],
             column_encoding=dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
             store_schema=False,
+            write_page_checksum=True,  # maintenance verifies it: a damaged page may decode without an error
             version="2.6",
             metadata_collector=self._footers,
         )

@@ -8,10 +8,12 @@ delta-rs's own checkpoints and its clean-up of the log are off: it syncs no chec
 the entries that only the checkpoint still holds. Ackline removes no entry before the checkpoint was read back.
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -26,7 +28,6 @@ from deltalake import DeltaTable
 
 from ackline.tables.errors import DamagedError, IgnoredStorageErrors
 from ackline.tables.folder import Folder, sync_file, sync_folder
-from ackline.tables.object_store import options_of
 
 LOG = "_delta_log"
 POINTER = f"{LOG}/_last_checkpoint"
@@ -40,6 +41,8 @@ _KEPT_ENTRIES, _KEPT_ACTIONS = 128, 1_000
 _ROWS_OF_A_GROUP = 50_000
 _LARGE = 1_000
 """Rows from which on a checkpoint is grouped: below, a reader saves nothing."""
+_COPY_TRIES = 5
+"""How often a log is copied while other processes, which hold no lock in an object store, remove files of it."""
 _SCRATCH = ".checkpoint"
 """The folder below a local table in which a checkpoint is written and read back."""
 
@@ -232,57 +235,86 @@ class CheckpointError(DamagedError):
 
 
 def write_checkpoint(log: DeltaLog, table: DeltaTable) -> None:
-    """Writes a checkpoint of the version that `table` has loaded. The caller holds the table's lock.
+    """Writes a checkpoint of the version that `table` has loaded. The caller holds the lock of a local table.
 
-    On a local disk no checkpoint becomes part of the log before it is synced and read back, so a power cut or a kill
-    leaves none that is torn. Raises CheckpointError and what the storage raises; then the log is as it was.
+    No checkpoint becomes part of the log before it was compared with the log as it was. It is written and read back on
+    the disk of this machine, and synced if the table is there: a power cut or a kill leaves none that is torn. Raises
+    CheckpointError and what the storage raises; then the log is as it was.
     """
     version = table.version()
     if log.files().newest_checkpoint >= version:
         return
-    if log.storage.local is None:  # an object store never shows a part of a file
-        table.create_checkpoint()
-        written = DeltaTable(log.storage.uri, version, storage_options=options_of(log.storage.uri))
-        _compare(written, table, log.transactions(version), log.transactions(version))
-        return
-    scratch = log.storage.local / _SCRATCH
-    shutil.rmtree(scratch, ignore_errors=True)  # left by a process that was killed
-    try:
+    with _scratch_of(log) as scratch:
         checkpoint = _checkpoint_in(scratch, log, table)
+        if checkpoint is None:
+            return
         # From here on the entries that it covers may go: it is on the disk, and has been read back.
-        os.replace(checkpoint, log.storage.local / LOG / checkpoint.name)
-        sync_folder(log.storage.local / LOG)
-        _point_at_older_checkpoint(log)
+        if log.storage.local is not None:
+            os.replace(checkpoint, log.storage.local / LOG / checkpoint.name)
+            sync_folder(log.storage.local / LOG)
+        else:  # an object store never shows a part of a file, and of two writers the last one wins
+            with log.storage.filesystem.open_output_stream(f"{LOG}/{checkpoint.name}") as stored:
+                stored.write(checkpoint.read_bytes())
+        _point_at_older_checkpoint(log, scratch)
+
+
+@contextlib.contextmanager
+def _scratch_of(log: DeltaLog) -> Iterator[Path]:
+    """Yields a folder on this machine in which a checkpoint is written and read back: below a local table, so that it
+    can be moved into the log."""
+    if log.storage.local is None:
+        with tempfile.TemporaryDirectory(prefix="ackline-checkpoint-") as scratch:
+            yield Path(scratch)
+        return
+    folder = log.storage.local / _SCRATCH
+    shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
+    try:
+        yield folder
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _point_at_older_checkpoint(log: DeltaLog) -> None:
+def _point_at_older_checkpoint(log: DeltaLog, scratch: Path) -> None:
     """Has readers list the log from the checkpoint before the newest on, instead of from its beginning.
 
     A pointer to the newest one would make delta-rs refuse the table if that is lost. This pointer is not synced:
-    delta-rs passes over a torn one.
+    delta-rs passes over a torn one. Without a lock, another process may have removed the checkpoint in the meantime:
+    then a pointer to a later one takes its place.
     """
-    assert log.storage.local is not None
-    pointer, checkpoints = log.storage.local / POINTER, log.files().checkpoints
-    if len(checkpoints) < 2:
-        pointer.unlink(missing_ok=True)
-        return
-    rows = pq.read_metadata(log.storage.local / checkpoints[-2].path).num_rows
-    beside = log.storage.local / _SCRATCH / pointer.name
-    beside.write_text(json.dumps({"version": checkpoints[-2].version, "size": rows}))
-    os.replace(beside, pointer)
+    local, checkpoints = log.storage.local, log.files().checkpoints
+    while len(checkpoints) > 1:
+        older = checkpoints[-2]
+        with contextlib.suppress(FileNotFoundError), log.storage.filesystem.open_input_file(older.path) as file:
+            pointer = json.dumps({"version": older.version, "size": pq.read_metadata(file).num_rows})
+            if local is not None:
+                beside = scratch / Path(POINTER).name
+                beside.write_text(pointer)
+                os.replace(beside, local / POINTER)
+            else:
+                with log.storage.filesystem.open_output_stream(POINTER) as stored:
+                    stored.write(pointer.encode())
+        checkpoints = log.files().checkpoints
+        if older in checkpoints:
+            return
+    with contextlib.suppress(FileNotFoundError):
+        log.storage.filesystem.delete_file(POINTER)
 
 
-def _checkpoint_in(scratch: Path, log: DeltaLog, table: DeltaTable) -> Path:
-    """Writes the checkpoint in a table of its own, which has the same log, and returns its path."""
-    assert log.storage.local is not None
-    version, files = table.version(), log.files()
-    start = files.newest_checkpoint
+def _checkpoint_in(scratch: Path, log: DeltaLog, table: DeltaTable) -> Path | None:
+    """Writes the checkpoint in a table of its own, which has the same log, and returns its path; None if another
+    process, which needs no lock in an object store, has written this checkpoint or a later one."""
+    version = table.version()
     (scratch / LOG).mkdir(parents=True)
-    for file in [*files.checkpoints[-1:], *files.entries]:
-        if start <= file.version <= version:
-            os.link(log.storage.local / file.path, scratch / file.path)
+    copied = DeltaLog(type(log.storage)(str(scratch)))
+    for _ in range(_COPY_TRIES):
+        with contextlib.suppress(FileNotFoundError):  # without a lock, another process has expired a file since
+            if not _copy_log(log, scratch, version):
+                return None
+            break
+    else:
+        raise CheckpointError(f"other processes have removed entries of the log at version {version} again and again")
+    # As of the log, before there is a checkpoint that this could be read from.
+    expected = copied.transactions(version)
     DeltaTable(scratch).create_checkpoint()
     checkpoint = scratch / LOG / f"{version:020}.checkpoint.parquet"
     if pq.read_metadata(checkpoint).num_rows >= _LARGE:
@@ -290,9 +322,27 @@ def _checkpoint_in(scratch: Path, log: DeltaLog, table: DeltaTable) -> Path:
     sync_file(checkpoint)
     for other in set((scratch / LOG).iterdir()) - {checkpoint}:
         other.unlink()  # so that nothing but the checkpoint is read back
-    read_back = DeltaLog(type(log.storage)(str(scratch)))
-    _compare(DeltaTable(scratch), table, read_back.transactions(version), log.transactions(version))
+    _compare(DeltaTable(scratch), table, copied.transactions(version), expected)
     return checkpoint
+
+
+def _copy_log(log: DeltaLog, scratch: Path, version: int) -> bool:
+    """Puts the newest checkpoint, and the entries from there to a version, into a folder. Returns False if there is a
+    checkpoint of this version or of a later one. Raises FileNotFoundError if a file is removed meanwhile."""
+    for left in (scratch / LOG).iterdir():
+        left.unlink()
+    files = log.files()
+    start = files.newest_checkpoint
+    if start >= version:
+        return False
+    for file in [*files.checkpoints[-1:], *files.entries]:
+        if start <= file.version <= version:
+            if log.storage.local is not None:
+                os.link(log.storage.local / file.path, scratch / file.path)
+            else:
+                with log.storage.filesystem.open_input_file(file.path) as source:
+                    (scratch / file.path).write_bytes(source.read())
+    return True
 
 
 def _group_files(checkpoint: Path) -> None:
@@ -332,7 +382,7 @@ def expire_entries(log: DeltaLog, retention: timedelta) -> None:
     """Removes the entries and checkpoints of the log that are older than the retention and no longer needed.
 
     The newest checkpoint but one stays, with all entries since, so the table is whole even if the newest checkpoint
-    is lost. The caller holds the table's lock.
+    is lost. The caller holds the lock of a local table; in an object store several processes may do this at once.
     """
     files, horizon = log.files(), time.time() - retention.total_seconds()
     if len(files.checkpoints) < 2:
@@ -340,4 +390,5 @@ def expire_entries(log: DeltaLog, retention: timedelta) -> None:
     kept = files.checkpoints[-2].version
     for file in [*files.entries, *files.checkpoints]:
         if file.version < kept and file.modified < horizon:
-            log.storage.filesystem.delete_file(file.path)
+            with contextlib.suppress(FileNotFoundError):  # without a lock, another process expires the same files
+                log.storage.filesystem.delete_file(file.path)

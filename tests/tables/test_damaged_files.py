@@ -1,0 +1,175 @@
+"""A damaged data file holds up neither the rest of its table nor another table, and maintenance names it."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
+
+from ackline.errors import FatalError
+from ackline.tables.files import delta_stats
+from ackline.tables.maintenance import OUTPUT_LAYOUT, RETENTION, OutputCompactor, maintain
+from ackline.tables.object_store import options_of
+from ackline.tables.output_table import OF_ROW, OutputTable
+from ackline.tables.publish import _write_files, entries
+from ackline.tables.store import LedgerStore
+from ackline.tables.table import AuditTable
+from tests.tables.lanes import begin_lane
+from tests.tables.roots import ON_DISK
+
+TURNS = 3
+INSTANTS = [
+    datetime(1, 1, 1, 0, 0, 0, 1, tzinfo=UTC),
+    datetime(1677, 9, 21, tzinfo=UTC),
+    datetime(2026, 1, 1, 12, 0, 0, 123_456, tzinfo=UTC),
+    datetime(2262, 4, 12, tzinfo=UTC),
+    datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+]
+"""Times around those that Parquet's INT96 can hold in nanoseconds of 64 bits."""
+
+
+def published(table: OutputTable, n: int) -> None:
+    """Publishes a row of turn n."""
+    anchors = [{"topic": "orders", "partition": 0, "offset": n, "attempt": 1, "outcome": "acked"}]
+    row = {"_topic": "orders", "_partition": 0, "_offset": n, "_attempt": 1, "_lane": "live", "_epoch": 0, "_turn": n,
+           "_anchors": anchors, "at": INSTANTS[n % len(INSTANTS)]}  # fmt: skip
+    schema = pa.schema([*OF_ROW.remove_metadata(), ("at", pa.timestamp("us", "UTC"))])
+    rows = pa.Table.from_pylist([row], schema)
+    assert table.append(entries(_write_files(table, rows)), "ackline/ledger/orders/live/0/output", n << 32)
+
+
+def rows(table: AuditTable) -> list[str]:
+    opened = DeltaTable(table.uri, storage_options=options_of(table.uri))
+    return sorted(map(str, opened.to_pyarrow_dataset(filesystem=table.storage.filesystem).to_table().to_pylist()))
+
+
+def paths(table: AuditTable) -> list[str]:
+    adds = pa.table(DeltaTable(table.uri, storage_options=options_of(table.uri)).get_add_actions())
+    return sorted(map(unquote, adds["path"].to_pylist()))
+
+
+def content(table: AuditTable, path: str) -> bytes:
+    with table.storage.filesystem.open_input_file(path) as file:
+        return bytes(file.read())
+
+
+def put(table: AuditTable, path: str, damaged: bytes | None) -> None:
+    if damaged is None:
+        table.storage.filesystem.delete_file(path)
+        return
+    with table.storage.filesystem.open_output_stream(path) as file:
+        file.write(damaged)
+
+
+def flipped(whole: bytes, start: int, end: int) -> bytes:
+    return whole[:start] + bytes(byte ^ 0xFF for byte in whole[start:end]) + whole[end:]
+
+
+def flipped_page(whole: bytes) -> bytes:
+    """Flips one bit in the last byte of a column of times, which can be decoded all the same: a checksum finds it."""
+    columns = pq.read_metadata(pa.BufferReader(whole)).row_group(0)
+    times = [columns.column(n) for n in range(columns.num_columns) if columns.column(n).physical_type == "INT64"]
+    at = times[-1].data_page_offset + times[-1].total_compressed_size - 1
+    if times[-1].has_dictionary_page:
+        at = times[-1].dictionary_page_offset + times[-1].total_compressed_size - 1
+    return whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "truncated": lambda whole: whole[: len(whole) // 2],
+    "empty": lambda _: b"",
+    "missing": lambda _: None,
+    "footer": lambda whole: flipped(whole, len(whole) - 200, len(whole) - 8),
+    "page": flipped_page,
+}
+
+
+CASES = [
+    *(("disk", name, damage) for name in ("outcomes", "settlements", "outputs/totals") for damage in DAMAGES),
+    ("s3", "outputs/totals", "truncated"),
+    *(pytest.param("s3", name, "missing", marks=pytest.mark.deep) for name in ("outcomes", "settlements")),
+]
+
+
+@pytest.mark.parametrize(("root", "name", "damage"), CASES, indirect=["root"])
+def test_maintenance_names_a_damaged_file_and_maintains_all_else(
+    root: str, store: LedgerStore, name: str, damage: str
+) -> None:
+    begin_lane(store, TURNS)
+    other = begin_lane(LedgerStore(root, "payments", "live"), 1)
+    output = OutputTable(f"{store.folder}/outputs/totals", {"at": "timestamp"})
+    for n in range(1, TURNS + 1):
+        published(output, n)
+    table = output if name.startswith("outputs/") else AuditTable(store.folder, name)
+    broken, before = paths(table)[0], rows(table)
+    whole = content(table, broken)
+    put(table, broken, DAMAGES[damage](whole))
+
+    with pytest.raises(FatalError) as failed:
+        maintain(root)
+    told = str(failed.value)
+    assert "6 tables were maintained, 1 were not" in told
+    assert f"the table {table.name} at" in told
+    assert f"left as they are: {broken} (" in told
+    assert "Restore these files from a backup, then run `ackline maintain` again" in told
+    assert broken in paths(table), "the log still names it"
+    assert len(paths(table)) == 2, "the others were merged"
+    assert [len(paths(each)) for each in (other.plans, other.outcomes, other.settlements, store.plans)] == [1, 1, 1, 1]
+    assert (
+        table.log.files().newest_checkpoint == DeltaTable(table.uri, storage_options=options_of(table.uri)).version()
+    ), "the log is checkpointed"
+
+    put(table, broken, whole)
+    assert len(maintain(root)) == 7
+    assert (len(paths(table)), rows(table)) == (1, before)
+
+
+@ON_DISK
+def test_a_file_that_has_another_number_of_rows_than_the_log_states_is_damaged(root: str, store: LedgerStore) -> None:
+    begin_lane(store, TURNS)
+    of_attempts, of_fewer = sorted(paths(store.outcomes), key=lambda path: -_rows_in(store.outcomes, path))[
+        :: 3 * TURNS - 1
+    ]
+    put(store.outcomes, of_fewer, content(store.outcomes, of_attempts))
+    with pytest.raises(FatalError, match=r"damaged files.*\(it holds \d rows, and the log states \d\)"):
+        maintain(root)
+
+
+@ON_DISK
+def test_times_that_another_tool_has_written_as_int96_stay_exactly_as_they_are(root: str, store: LedgerStore) -> None:
+    begin_lane(store)
+    table = OutputTable(f"{store.folder}/outputs/totals", {"at": "timestamp"})
+    for n in range(1, len(INSTANTS) + 1):
+        published(table, n)
+    before = rows(table)
+    opened = DeltaTable(table.uri)
+    added: list[AddAction | RemoveAction] = []
+    for path in paths(table)[1:]:
+        file = f"{table.uri}/{path}"
+        pq.write_table(pq.ParquetFile(file).read(), file, use_deprecated_int96_timestamps=True)
+        size = len(content(table, path))
+        added.append(AddAction(path, size, {}, 0, False, delta_stats(pq.read_metadata(file))))
+    opened.create_write_transaction(added, "append", opened.schema())
+    assert {_type_of_at(table, path) for path in paths(table)[1:]} == {"INT96"}
+    assert [done.compacted for done in maintain(root) if done.table == "outputs/totals"] == [len(INSTANTS)]
+    assert (len(paths(table)), rows(table)) == (1, before)
+
+
+def _rows_in(table: AuditTable, path: str) -> int:
+    return int(pq.read_metadata(pa.BufferReader(content(table, path))).num_rows)
+
+
+def _type_of_at(table: AuditTable, path: str) -> str:
+    columns = pq.read_metadata(pa.BufferReader(content(table, path))).schema
+    return str(columns.column(columns.names.index("at")).physical_type)
+
+
+def test_the_error_of_many_damaged_files_names_the_first_three(store: LedgerStore, root: str) -> None:
+    table = OutputTable(f"{store.folder}/outputs/totals", {"at": "timestamp"})
+    compactor = OutputCompactor(table, OUTPUT_LAYOUT, RETENTION)
+    compactor._damaged = {f"f{n}": "no footer" for n in range(5)}
+    assert "f0 (no footer), f1 (no footer), f2 (no footer), and 2 more." in str(compactor._damage())
