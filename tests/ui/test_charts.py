@@ -95,3 +95,37 @@ def test_one_point_makes_no_line() -> None:
 
 def test_large_numbers_are_short() -> None:
     assert [charts.short(number) for number in (0, 950, 1_250_000, 2.5e9)] == ["0", "950", "1.25M", "2.5G"]
+
+
+def test_positions_that_are_equal_share_one_label() -> None:
+    picture = charts.partition_picture(
+        part(PartitionState(100), log_start=0.0, log_end=100.0, committed=100.0), labels=True
+    )
+    assert re.findall(r">([a-z =]+ [0-9,]+)<", picture) == [
+        "floor = committed 100", "log start 0", "complete to = end 100",
+    ]  # fmt: skip
+    marks = re.findall(r'<(\w+) class="(mark \w+|committed)"', picture)
+    assert marks == [("path", "mark complete"), ("rect", "mark floor"), ("path", "committed")]
+    assert len(set(re.findall(r' d="M[0-9.]+ ([^"]*)"', picture))) == 2, "each mark has a shape of its own"
+
+
+def test_small_turns_are_seen_beside_a_large_one_and_the_axis_says_its_scale() -> None:
+    turns = [("1", NOON, {"acked": 20_000}), ("2", NOON, {"acked": 50}), ("3", NOON, {})]
+    chart = ET.fromstring(charts.bar_chart(turns))
+    texts = [text.text for text in chart.iter("text")]
+    assert "square-root scale" in texts
+    assert texts[:3] == ["0", "5k", "20k"]
+    heights = [float(rect.attrib["height"]) for rect in chart.iter("rect")]
+    assert heights == [112.0, 5.6]
+    assert "square-root scale" not in charts.bar_chart([("1", NOON, {"acked": 90}), ("2", NOON, {"acked": 50})])
+
+
+def test_one_dead_record_among_a_million_is_seen_and_the_bar_ends_at_its_axis() -> None:
+    outcomes = {"acked": 999_999, "dead": 1}
+    bars = ET.fromstring(charts.bar_chart([("1", NOON, outcomes)])).iter("rect")
+    heights = {bar.attrib["class"]: float(bar.attrib["height"]) for bar in bars}
+    assert heights == {"outcome acked": 110.0, "outcome dead": 2.0}
+    spark = {
+        bar.attrib["class"]: bar.attrib["height"] for bar in ET.fromstring(charts.sparkline([outcomes])).iter("rect")
+    }
+    assert spark == {"outcome acked": "20.0", "outcome dead": "2.0"}

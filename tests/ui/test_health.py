@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.pending import Pending, PendingKind
@@ -105,3 +106,30 @@ def test_the_worst_comes_first() -> None:
     assert list(worst_first([green, waiting, larger, losing])) == [losing, larger, waiting, green]
     assert worst([]) is Health.GREEN
     assert worst([Health.WAITING, Health.LOSING, Health.STUCK]) is Health.LOSING
+
+
+OWN = CommitMetadata("ledger", "orders", 0, 7)
+
+
+@pytest.mark.parametrize("before", [None, Committed(40, replace(OWN, n=6).encode())], ids=["none", "of an older turn"])
+def test_the_page_shows_the_commit_of_the_turn_itself(before: Committed | None) -> None:
+    part = reading(floor=50, old_floor=40)
+    shown = replace(part, own=OWN, settled=replace(part.settled, committed=before))
+    assert (shown.committed, shown.commit_stayed) == (50, False)
+
+
+@pytest.mark.parametrize("metadata", ["", replace(OWN, ledger="restored").encode(), replace(OWN, n=9).encode()])
+def test_a_commit_that_the_turn_may_not_overwrite_is_shown_where_it_stayed(metadata: str) -> None:
+    part = reading(floor=50)
+    stayed = replace(part, own=OWN, settled=replace(part.settled, committed=Committed(70, metadata)))
+    assert (stayed.committed, stayed.commit_stayed) == (70, True)
+    seen = replace(part.settled, committed=Committed(70, ""), acknowledged_foreign_offset=70)
+    assert replace(part, own=OWN, settled=seen).committed == 50
+
+
+def test_a_turn_that_commits_nothing_and_an_open_turn_show_what_was_found() -> None:
+    """A backfill commits nothing, nor does a turn whose rows wait for their output table."""
+    part = reading(floor=50)
+    waiting = replace(part.settled, committed=Committed(40, OWN.encode()))
+    assert replace(part, settled=waiting).committed == 40
+    assert replace(part, settled=waiting, own=OWN, found=45).committed == 45

@@ -4,6 +4,7 @@ A picture has classes and no colours of its own, so that the page's style sheet 
 is escaped by `markupsafe.Markup.format`.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,10 @@ CHART_WIDTH = 600
 """The width of a chart. The page shows two side by side, so it is smaller: labels stay readable."""
 OUTCOME_ORDER = ("acked", "skipped", "failed", "dead", "expired", "dropped", "lost", "compacted")
 """The outcomes in the order in which bars are stacked, from the axis on."""
+ROOT_FROM = 50
+"""From this ratio of the largest turn to the smallest one on, bars have a square-root scale, and the chart says so."""
+SEEN = 2.0
+"""The least height of an outcome in a bar."""
 _PAD = 8
 _LABEL_WIDTH = 7.6
 """About how wide a character of a label is, to keep labels apart."""
@@ -56,7 +61,8 @@ def partition_picture(part: PartitionReading, *, labels: bool = False, low: int 
         _area(scale, scale.low, min(start, end), "gone"),
         *_failure_marks(part, scale),
     ]
-    marks = [_mark(scale, part.floor, "floor"), _mark(scale, part.complete_to, "complete")]
+    # Above the bar, on the whole of it, and below it: marks that meet do not cover each other.
+    marks = [_mark(scale, part.complete_to, "complete"), _mark(scale, part.floor, "floor")]
     if part.committed is not None:
         marks.append(_mark(scale, part.committed, "committed"))
     texts = _labels(part, scale, start, end) if labels else []
@@ -97,7 +103,9 @@ def _area(scale: _Scale, start: int, end: int, name: str) -> Markup:
 def _mark(scale: _Scale, offset: int, name: str) -> Markup:
     x = scale.x(offset)
     if name == "committed":
-        return Markup('<path class="committed" d="M{} 11 l-5 10 h10 z"/>').format(x)
+        return Markup('<path class="committed" d="M{} 14 l-6 10 h12 z"/>').format(x)
+    if name == "complete":
+        return Markup('<path class="mark complete" d="M{} 5 l-5 -8 h10 z"/>').format(x)
     return Markup('<rect class="mark {}" x="{}" y="-3" width="2.5" height="24"/>').format(name, round(x - 1.2, 1))
 
 
@@ -129,16 +137,16 @@ def _marks(scale: _Scale, starts: Int64s, ends: Int64s, name: str) -> Iterable[M
 
 
 def _labels(part: PartitionReading, scale: _Scale, start: int, end: int) -> list[Markup]:
-    """Returns the labels: positions of the group above the bar, those of the log and of the reading below it."""
-    above = [(part.floor, f"floor {part.floor:,}")]
-    if part.committed is not None and part.committed != part.floor:
-        above.append((part.committed, f"committed {part.committed:,}"))
-    elif part.committed is not None:
-        above = [(part.floor, f"floor and committed {part.floor:,}")]
-    below = [(start, f"log start {start:,}"), (part.complete_to, f"complete to {part.complete_to:,}")]
-    below.append((end, f"end {end:,}"))
-    if part.complete_to == end:
-        below = [below[0], (end, f"complete to the end {end:,}")]
+    """Returns the labels: positions of the group above the bar, those of the log and of the reading below it. Positions
+    that are equal share one label."""
+    words = {part.floor: ["floor"]}
+    if part.committed is not None:
+        words.setdefault(part.committed, []).append("committed")
+    above = [(offset, f"{' = '.join(names)} {offset:,}") for offset, names in words.items()]
+    words = {}
+    for offset, name in ((start, "log start"), (part.complete_to, "complete to"), (end, "end")):
+        words.setdefault(offset, []).append(name)
+    below = [(offset, f"{' = '.join(names)} {offset:,}") for offset, names in words.items()]
     return [*_row(scale, above, [14]), *_row(scale, below, [63, 79])]
 
 
@@ -190,20 +198,18 @@ def bar_chart(turns: Sequence[tuple[str, datetime, Mapping[str, int]]]) -> Marku
     if not turns:
         return Markup("")
     most = max(sum(outcomes.values()) for _, _, outcomes in turns)
-    top = _nice(most)
+    smallest = min((number for _, _, outcomes in turns if (number := sum(outcomes.values()))), default=most)
+    top, is_root = _nice(most), most >= ROOT_FROM * smallest
     step = (CHART_WIDTH - 70) / max(12, len(turns))
     bars = []
     for index, (title, _, outcomes) in enumerate(turns):
-        y, parts = 130.0, []
-        for name in OUTCOME_ORDER:
-            if not outcomes.get(name):
-                continue
-            # A few failures among millions stay visible.
-            tall = max(2.0, outcomes[name] / top * 112)
-            y -= tall
+        tall = math.sqrt(sum(outcomes.values()) / top) if is_root else sum(outcomes.values()) / top
+        parts, y = [], 130.0
+        for name, high in _heights(outcomes, tall * 112).items():
+            y -= high
             parts.append(
                 Markup('<rect class="outcome {}" x="{}" y="{}" width="{}" height="{}"/>').format(
-                    name, round(58 + index * step, 1), round(y, 1), round(max(2.0, step - 3), 1), round(tall, 1)
+                    name, round(58 + index * step, 1), round(y, 1), round(max(2.0, step - 3), 1), round(high, 1)
                 )
             )
         counts = ", ".join(f"{outcomes[name]:,} {name}" for name in OUTCOME_ORDER if outcomes.get(name))
@@ -211,42 +217,74 @@ def bar_chart(turns: Sequence[tuple[str, datetime, Mapping[str, int]]]) -> Marku
             Markup("<g><title>{}: {}</title>{}</g>").format(title, counts or "no record", Markup("").join(parts))
         )
     label = f"outcomes of {len(turns)} turns, at most {most:,} in one"
-    return _chart(Markup("").join(bars), top, turns[0][1], turns[-1][1], label, "offsets")
+    return _chart(Markup("").join(bars), top, turns[0][1], turns[-1][1], label, "offsets", is_root=is_root)
 
 
-def _chart(body: Markup, top: float, first: datetime, last: datetime, label: str, unit: str) -> Markup:
+def _heights(outcomes: Mapping[str, int], tall: float) -> dict[str, float]:
+    """Returns the heights of the outcomes in a bar, which together are its height.
+
+    The shares are those of the offsets, whatever the scale of the bars is. An outcome has at least SEEN, so that a few
+    failures among millions are seen; the largest one gives that away, so that the bar still ends at its axis.
+    """
+    present = {name: outcomes[name] for name in OUTCOME_ORDER if outcomes.get(name)}
+    if not present:
+        return {}
+    total, tall = sum(present.values()), max(tall, SEEN * len(present))
+    heights = {name: max(SEEN, number / total * tall) for name, number in present.items()}
+    largest = max(heights, key=lambda name: heights[name])
+    heights[largest] = max(SEEN, heights[largest] - (sum(heights.values()) - tall))
+    return heights
+
+
+def _chart(
+    body: Markup, top: float, first: datetime, last: datetime, label: str, unit: str, is_root: bool = False
+) -> Markup:
     lines = Markup("").join(
         Markup('<line class="grid" x1="58" x2="{}" y1="{}" y2="{}"/><text class="axis" x="52" y="{}">{}</text>').format(
-            CHART_WIDTH - 12, 130 - share * 112, 130 - share * 112, 134 - share * 112, short(top * share)
+            CHART_WIDTH - 12,
+            130 - share * 112,
+            130 - share * 112,
+            134 - share * 112,
+            short(top * (share * share if is_root else share)),
         )
         for share in (0, 0.5, 1)
     )
+    note = Markup('<text class="time middle" x="320" y="150">square-root scale</text>') if is_root else ""
     times = Markup('<text class="time" x="58" y="150">{}</text><text class="time end" x="{}" y="150">{}</text>').format(
         _time(first, last), CHART_WIDTH - 12, _time(last, first)
     )
     return Markup(
-        '<svg class="chart" viewBox="0 0 {} 156" role="img" aria-label="{}">{}{}{}<title>{}</title></svg>'
-    ).format(CHART_WIDTH, label, lines, body, times, unit)
+        '<svg class="chart" viewBox="0 0 {} 156" role="img" aria-label="{}">{}{}{}{}<title>{}</title></svg>'
+    ).format(CHART_WIDTH, label, lines, body, times, note, unit)
 
 
 def sparkline(turns: Iterable[Mapping[str, int]]) -> Markup:
-    """Returns small bars: each turn's offsets, and in a second colour those that failed or ended without success."""
+    """Returns small bars of the turns' offsets on a square-root scale: acked and skipped, and above that what failed
+    and what ended without success, each tall enough to be seen."""
     totals = [
-        (sum(turn.values()), sum(turn.values()) - turn.get("acked", 0) - turn.get("skipped", 0)) for turn in turns
+        {
+            "acked": turn.get("acked", 0) + turn.get("skipped", 0),
+            "failed": turn.get("failed", 0),
+            "dead": sum(number for name, number in turn.items() if name not in ("acked", "skipped", "failed")),
+        }
+        for turn in turns
     ]
-    most = max((total for total, _ in totals), default=0)
+    most = max((sum(total.values()) for total in totals), default=0)
     if not most:
         return Markup('<span class="muted">no records yet</span>')
     bars = []
-    for index, (total, bad) in enumerate(totals[-24:]):
-        tall, red = (max(2.0 if number else 0.0, number / most * 22) for number in (total, bad))
-        bars.append(
-            Markup('<rect class="outcome acked" x="{}" y="{}" width="5" height="{}"/>'
-                   '<rect class="outcome failed" x="{}" y="{}" width="5" height="{}"/>').format(
-                index * 7, round(24 - tall, 1), round(tall, 1), index * 7, round(24 - red, 1), round(red, 1))
-        )  # fmt: skip
+    for index, total in enumerate(totals[-24:]):
+        y = 24.0
+        for name, high in _heights(total, math.sqrt(sum(total.values()) / most) * 22).items():
+            y -= high
+            bars.append(
+                Markup('<rect class="outcome {}" x="{}" y="{}" width="5" height="{}"/>').format(
+                    name, index * 7, round(y, 1), round(high, 1)
+                )
+            )
     return Markup(
-        '<svg class="spark" viewBox="0 0 168 24" role="img" aria-label="outcomes of the last turns">{}</svg>'
+        '<svg class="spark" viewBox="0 0 168 24" role="img" aria-label="outcomes of the last turns, on a square-root '
+        'scale">{}</svg>'
     ).format(Markup("").join(bars))
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from ackline.errors import GroupMoved, NewerCommit
+from ackline.ledger.commit_rule import CommitMetadata, check_commit_allowed
 from ackline.ledger.explain import HeldBy, held_by
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind
@@ -61,6 +63,11 @@ class PartitionReading:
     """How many turns lie between the newest one and that earlier one."""
     settled_at: datetime
     now: datetime
+    own: CommitMetadata | None = None
+    """With what the newest turn commits its floor; None if it commits nothing: a backfill, or rows that wait for their
+    output table."""
+    found: int | None = None
+    """What the open turn has found committed, after the newest one; None without an open turn."""
 
     @property
     def floor(self) -> int:
@@ -89,8 +96,27 @@ class PartitionReading:
 
     @property
     def committed(self) -> int | None:
-        """What Kafka held for the group just before the newest turn was settled."""
-        return self.settled.committed.offset if self.settled.committed else self.figure("committed")
+        """What the group holds after the newest turn: its floor, or an older or foreign commit that stayed.
+
+        A later plan has read it. Without one it follows from the rule of commits: a turn commits its floor once it is
+        settled, and where it may not, its run fails and the commit that was there stays.
+        """
+        if self.found is not None:
+            return self.found
+        before = self.settled.committed.offset if self.settled.committed else self.figure("committed")
+        return before if self.own is None or self.commit_stayed else self.floor
+
+    @property
+    def commit_stayed(self) -> bool:
+        """Whether the newest turn may not commit over what the group held: another client or ledger committed that."""
+        if self.own is None:
+            return False
+        row = self.settled
+        try:
+            check_commit_allowed(self.tp, row.committed, self.own, row.acknowledged_foreign_offset)
+        except (GroupMoved, NewerCommit):
+            return True
+        return False
 
     @property
     def lag(self) -> int:

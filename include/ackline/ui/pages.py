@@ -7,7 +7,7 @@ a record, an error or an operator wrote can run or load anything.
 import base64
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +196,8 @@ def _offsets(ranges: Iterable[ValuedRange[Any]]) -> int:
     return sum(len(part) for part in ranges)
 
 
-def _from_now(time: datetime, now: datetime) -> str:
-    away = time - now
+def _from_now(time: datetime, now: datetime | None = None) -> str:
+    away = time - (now or datetime.now(UTC))
     return f"in {span(away)}" if away > timedelta() else f"{span(-away)} ago"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ackline.airflow.connections import use_audit_connection
 from ackline.errors import AcklineError, LedgerError
+from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.explain import OffsetExplanation, explain_offset
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import TopicPartition, ValuedRange
@@ -36,6 +37,10 @@ LAST_TURNS = 60
 """How many turns the charts and the table of turns show at most."""
 FEW_TURNS = 24
 """How many turns of each pipeline the list of all pipelines reads. The pace of retention is computed over them."""
+
+
+DEAD_WITHIN = timedelta(days=1)
+"""Of which time the list of all pipelines counts dead records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,25 @@ class LaneReading:
             for kind, number in state.pending_by_kind().items() if state.pending else ():
                 total[kind] += number
         return total
+
+    @property
+    def dead(self) -> int:
+        """The records that died in those of `turns` that were settled within the last day."""
+        since = self.now - DEAD_WITHIN
+        return sum(turn.outcomes.get(Outcome.DEAD.value, 0) for turn in self.turns if turn.settled_at >= since)
+
+    @property
+    def dead_within(self) -> timedelta | None:
+        """How far back `dead` reaches, where earlier turns of the last day were not read; None if it is the day."""
+        if not self.turns or self.turns[0].turn.n == 0:
+            return None
+        reach = self.now - self.turns[0].settled_at
+        return reach if reach < DEAD_WITHIN else None
+
+    @property
+    def dead_of_epoch(self) -> int:
+        """The records that died in the epoch so far."""
+        return sum((part.settled.totals or {}).get(Outcome.DEAD.value, 0) for part in self.partitions)
 
     @property
     def lag_seconds(self) -> float | None:
@@ -131,7 +155,7 @@ def read_lane(name: str, lane: str = LIVE, turns: int = LAST_TURNS) -> LaneReadi
     totals = recent_turns(store, newest.turn, len(newest.partitions), turns)
     plan = store.open_plan(newest)
     holder = holder_of(LeaseFile(store.folder), plan.turn, now) if plan is not None else None
-    return LaneReading(name, lane, newest, plan, totals, _partitions(store, newest, totals, now), now, holder)
+    return LaneReading(name, lane, newest, plan, totals, _partitions(store, newest, totals, now, plan), now, holder)
 
 
 def read_lanes(names: Iterable[str]) -> list[LaneReading | tuple[str, str]]:
@@ -146,7 +170,7 @@ def read_lanes(names: Iterable[str]) -> list[LaneReading | tuple[str, str]]:
 
 
 def _partitions(
-    store: LedgerStore, newest: Settlement, turns: Sequence[TurnTotals], now: datetime
+    store: LedgerStore, newest: Settlement, turns: Sequence[TurnTotals], now: datetime, open_plan: Plan | None
 ) -> list[PartitionReading]:
     planned = _any_plan(store, newest.turn)  # None for a turn without one, such as a first genesis
     if planned is not None and planned.kind is not TurnKind.RUN:
@@ -154,10 +178,15 @@ def _partitions(
     earlier = turns[0] if turns else None
     starts = log_starts_at(store, earlier.turn) if earlier and earlier.turn != newest.turn else {}
     elapsed = newest.settled_at - earlier.settled_at if earlier else timedelta()
+    own = None
+    if store.lane == LIVE and (not newest.outputs or store.is_published(newest.turn)):
+        own = CommitMetadata(store.ledger_id(), store.pipeline, newest.turn.epoch, newest.turn.n)
+    found = open_plan.partitions if open_plan is not None else {}
     return [
         PartitionReading(
             tp, settled, planned.partitions[tp].why if planned and tp in planned.partitions else None,
             starts.get(tp), elapsed, len(turns) - 1, newest.settled_at, now,
+            own, seen.offset if tp in found and (seen := found[tp].committed) is not None else None,
         )
         for tp, settled in sorted(newest.partitions.items())
     ]  # fmt: skip
