@@ -7,7 +7,7 @@ import pytest
 from ackline.errors import FatalError, TopicChanged
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
-from tests.e2e.lab import encoded, fails
+from tests.e2e.lab import Row, encoded, fails
 from tests.support.journal import REASON
 
 MINUTE = {"initial_delay": "1m", "period": "1m", "multiplier": 1}
@@ -54,6 +54,29 @@ def test_s42_a_topic_that_is_deleted_and_created_again_stops_the_run_until_a_res
     lane.run()
     assert lane.new_offsets() == [0, 1, 2, 3, 4]
     assert lane.committed() == 5
+    lane.judged = True  # the log that the checker would need is deleted
+
+
+def test_s76_a_deleted_topic_is_let_go_and_the_other_one_goes_on_until_it_is_there_again(lab: MakeLab) -> None:
+    lane = lab(topics=2)
+    gone = lane.topics[1]
+    lane.produce_records(2)
+    lane.produce({}, {"fail": -1}, topic=gone)
+    lane.run()
+    wire.delete_topic(lane.broker.bootstrap, gone)
+    command = ["ackline", "skip", lane.name, "--topic", gone, "--partition", "0", "--gone"]
+    with pytest.raises(TopicChanged, match=f"is gone.*{' '.join(command)} --reason"):
+        lane.run()
+    done = lane.ackline(*command[1:], "--reason", "closed", "--yes", "--now", lane.now.isoformat())
+    assert done.returncode == 0, done.stderr
+    lane.produce_records(1)
+    lane.run()
+    assert (lane.new_offsets(), lane.committed()) == ([0, 1, 2], 3)
+    assert [row for row in lane.rows(topic=gone) if row.outcome == "skipped"] == [Row(1, 0, "skipped", 2)]
+    lane.broker.create_topic(gone)
+    lane.produce({}, topic=gone)
+    lane.run()
+    assert (lane.committed(topic=gone), lane.committed(), lane.settlement().turn.epoch) == (1, 3, 1)
     lane.judged = True  # the log that the checker would need is deleted
 
 

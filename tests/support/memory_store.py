@@ -137,7 +137,10 @@ class MemoryStore(LedgerStore):
     def _stored(self, values: Mapping[TurnId, Any], turn: TurnId, name: str) -> Any:
         self._hook(name, READ)
         if turn not in values or not values[turn].partitions:
-            raise LedgerError(f"{name} of {turn} is in the log of the table, but its rows are not there")
+            raise LedgerError(
+                f"{name} of {turn} is in the log of the table, but its rows are not there. "
+                f"Restore the folder of the table from a backup"
+            )
         return values[turn]
 
     def store_plan(self, plan: Plan) -> bool:

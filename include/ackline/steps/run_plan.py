@@ -221,6 +221,7 @@ def _skip_targets(adapters: Adapters, views: Views) -> dict[TopicPartition, int]
             continue
         pending = view.state.pending
         in_flight = pending.of_kind(PendingKind.IN_FLIGHT)
+        first_in_flight = int(in_flight.starts.min(initial=view.log.end))
         others = pending.where(lambda state: state.kind is not PendingKind.IN_FLIGHT)
         # Nothing is behind because of a record in flight: it is read, and waits for its answer.
         first = int(others.starts.min(initial=view.state.complete_to))
@@ -228,14 +229,16 @@ def _skip_targets(adapters: Adapters, views: Views) -> dict[TopicPartition, int]
         if behind <= limit.offsets:
             continue
         if limit.policy == "fail":
+            way_out = f"skip with `ackline skip {adapters.pipeline.name} --topic {tp.topic} --partition {tp.partition} "
+            way_out += f"--to {min(first_in_flight, view.log.end - limit.offsets)} --reason …`"
             name = "the floor" if first == view.state.floor else "the first offset that is not in flight,"
             raise TooFarBehind(
                 f"{tp}: {name} {first} is {behind} offsets behind the log's end, more than "
-                f"max_offset_behind ({limit.offsets}); raise it, skip, or let the policy be `skip`",
+                f"max_offset_behind ({limit.offsets}); raise it, {way_out}, or let the policy be `skip`",
                 tp=tp,
                 offset=first,
             )
-        target = int(in_flight.starts.min(initial=view.log.end - limit.offsets))
+        target = min(first_in_flight, view.log.end - limit.offsets)
         if target > view.state.floor:
             targets[tp] = target
     return targets
