@@ -272,3 +272,36 @@ def test_a_lane_that_commits_nothing_has_a_ledger_of_its_own_beside_the_group_s(
         check_not_of_another_ledger(adapters, None, view)
     adapters.store.lane = "backfill-1"
     check_not_of_another_ledger(adapters, None, view)
+
+
+def lane_that_others_join() -> MemoryLane:
+    """A lane whose file names a second topic, which another ledger of the pipeline has committed."""
+    lane = MemoryLane(OK).after_run()
+    lane.create("payments", records=4)
+    lane.topics.append("payments")
+    lane.move_group(PAYMENTS, 2, other())
+    return lane
+
+
+def test_partitions_join_by_the_next_number_if_another_run_has_settled_a_turn_meanwhile() -> None:
+    lane = lane_that_others_join()
+
+    def beside() -> None:
+        lane.topics.remove("payments")
+        lane.produce(OK)
+        lane.run()
+        lane.topics.append("payments")
+
+    lane.strike("plan", beside, BEFORE)
+    adopt_ledger(lane.adapters(), "the other one is lost")
+    assert [kind for kind in lane.kinds() if kind is TurnKind.GENESIS] == [TurnKind.GENESIS] * 2
+    assert (lane.newest().turn.n, lane.floor(PAYMENTS), lane.committed(PAYMENTS)) == (3, 2, 2)
+    lane.run()
+    assert lane.offsets(PAYMENTS) == [2, 3]
+
+
+def test_no_partition_joins_by_a_clock_that_is_behind_the_last_turn() -> None:
+    lane = lane_that_others_join()
+    with pytest.raises(ConfigError, match="is before the last turn"):
+        adopt_ledger(lane.adapters(fixed_now=lane.world.now - timedelta(hours=1)), "the other one is lost")
+    assert lane.kinds() == [TurnKind.GENESIS, TurnKind.RUN]

@@ -21,14 +21,13 @@ from ackline.errors import ConfigError, FatalError, GroupMoved, NewerCommit
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import commit_metadata_of
 from ackline.lane.genesis import genesis_partitions, genesis_plan
-from ackline.lane.log_checks import observe_kafka
+from ackline.lane.log_checks import KafkaView, observe_kafka
 from ackline.lane.plans import Targets, check_settings_unchanged
 from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import NEVER, PendingKind
-from ackline.ledger.turns import SettledPartition, Settlement, TurnKind
-from ackline.outputs.turn import store_plan
-from ackline.steps.plan import store_first_genesis
+from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
+from ackline.steps.plan import store_first_genesis, take_turn
 from ackline.steps.settle import settle_turn
 
 NOTHING = "the group holds no commit of another ledger of this pipeline: there is nothing to adopt"
@@ -75,14 +74,13 @@ def prepare_adoption(adapters: Adapters, reason: str) -> Adoption:
     if newest is not None:
         check_settings_unchanged(adapters, newest)  # partitions that join begin a turn, which runs by the file of today
     view = observe_kafka(adapters, newest)
-    joining = genesis_partitions(adapters, newest, view, adopts_ledger=True)
+    joining = _joining(adapters, newest, view)
     if newest is None:
         if not joining:
             raise ConfigError(f"{adapters.pipeline.name}: no subscribed topic exists, so no ledger can begin")
         lost = OutstandingTokens(None if adapters.pipeline.ack_topic is not None else 0, 0)
         return Adoption(_ledgers(adapters, view.committed), joining, outstanding=lost)
     commits = _commits_of_others(adapters, newest, view.committed)
-    joining = {tp: row for tp, row in joining.items() if is_of_pipeline(row.committed, adapters.pipeline.name)}
     if not commits and not joining:
         raise ConfigError(f"{adapters.pipeline.name}: {NOTHING}")
     others = {tp: row.committed for tp, row in joining.items() if row.committed is not None} | commits
@@ -108,14 +106,41 @@ def adopt_ledger(adapters: Adapters, reason: str) -> Adoption:
     if newest is None:
         store_first_genesis(adapters, dict(adoption.begins), reason)
     elif adoption.begins:
-        plan = genesis_plan(adapters, newest, adoption.begins)
-        if not store_plan(adapters, newest, plan):
-            raise FatalError(f"{plan.turn} is taken: the lane has moved since. Nothing was stored. Look at it again")
-        settle_turn(adapters, plan, newest)
+        _join(adapters)
     if adoption.action is None:
         return replace(adoption, not_committed=commit_or_reason(adapters))
     done = perform_action(adapters, TurnKind.SKIP, lambda lane: _targets(adapters, lane), reason, adopts_ledger=True)
     return replace(adoption, action=PreparedAction(done.plan, done.before), not_committed=done.not_committed)
+
+
+def _joining(adapters: Adapters, newest: Settlement | None, view: KafkaView) -> dict[TopicPartition, SettledPartition]:
+    """Returns the partitions that join the ledger: in one that has begun, those that another one has committed."""
+    joining = genesis_partitions(adapters, newest, view, adopts_ledger=True)
+    if newest is None:
+        return joining
+    return {tp: row for tp, row in joining.items() if is_of_pipeline(row.committed, adapters.pipeline.name)}
+
+
+def _join(adapters: Adapters) -> None:
+    """Takes and settles the turn in which partitions join. If another process is quicker, what joins is found anew."""
+
+    def begin() -> None:
+        raise FatalError(
+            f"{adapters.pipeline.name}: the tables of its lane are gone. Nothing was stored. Look at it again"
+        )
+
+    def refuse(open_plan: Plan, _: Settlement) -> bool:
+        raise open_turn_error(adapters, "adopt the ledger", open_plan)
+
+    def make(newest: Settlement) -> Plan | None:
+        check_settings_unchanged(adapters, newest)
+        joining = _joining(adapters, newest, observe_kafka(adapters, newest))
+        return genesis_plan(adapters, newest, joining) if joining else None
+
+    kinds = (TurnKind.GENESIS,)
+    taken = take_turn(adapters, "taking the turn of partitions that join", kinds, begin=begin, end=refuse, make=make)
+    if taken.plan is not None:  # None if they have joined meanwhile
+        settle_turn(adapters, taken.plan, taken.before)
 
 
 def _outstanding(newest: Settlement) -> OutstandingTokens:

@@ -1,14 +1,14 @@
 """plan: decide what the next turn reads, and store that before anything is read.
 
-`take_turn` is the one loop that takes a turn of a lane: every plan of a run or a backfill, an operator action and a
-cancellation goes through it. (`ackline adopt-ledger` alone stores the genesis turn of partitions that join beside it:
-it refuses to go on if the lane has moved.) Each round reads the ledger anew, and moves it by one turn at most. It meets
-an open turn, or stores plan n + 1, which is refused if another process has taken the number. Nothing was stored then,
-and the next round finds what the other process has stored. So two processes never plan the same offsets side by side
-(S53), and an operator action never runs beside a replay. The callers give as functions what they make of an open turn,
-and which plan follows the newest settlement. The checks that may refuse a plan are part of making it, because they
-differ: a reset and a cancellation are the way out of changed settings, and only some actions ask the group.
-(`ackline.lane.commit` has a loop of its own over the same rounds: the commit of the group takes no number.)
+`take_turn` is the one loop that takes a turn of a lane: every plan of a run or a backfill, an operator action, an
+adoption and a cancellation goes through it, and nothing else stores a plan. Each round reads the ledger anew, and moves
+it by one turn at most. It meets an open turn, or stores plan n + 1, which is refused if another process has taken the
+number. Nothing was stored then, and the next round finds what the other process has stored. So two processes never plan
+the same offsets side by side (S53), and an operator action never runs beside a replay. The callers give as functions
+what they make of an open turn, and which plan follows the newest settlement. The checks that may refuse a plan are part
+of making it, because they differ: a reset and a cancellation are the way out of changed settings, and only some actions
+ask the group. (`ackline.lane.commit` has a loop of its own over the same rounds: the commit of the group takes no
+number.)
 
 `plan` writes the first genesis (settlement 0), or a genesis turn for partitions that are new to the lane; then plan n.
 A crash before a write costs nothing. After it, the next run finds what was written: a lane that has begun, or an open
