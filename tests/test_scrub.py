@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.scrub import MASK, MESSAGE_LIMIT, scrub, scrub_address, scrub_setting
+from ackline.scrub import MASK, MESSAGE_LIMIT, scrub, scrub_address, scrub_setting, words_of_traceback
 
 ORDER = json.dumps({"customer": "Zoé Müller", "card": "4111 1111 1111 1111", "iban": "DE02", "note": "a\tb"}).encode()
 
@@ -122,3 +123,41 @@ def test_an_address_is_shown_without_its_password_and_with_azures_container() ->
     assert (
         scrub_address("abfss://audit@account.dfs.core.windows.net/x") == "abfss://audit@account.dfs.core.windows.net/x"
     )
+
+
+def refuse(currency: str) -> None:
+    """Words of a docstring, such as zorkmid, are no words of a message."""
+    raise ValueError(f"unknown currency {currency} in field 'total'")
+
+
+def words_of(message: Callable[[], object]) -> frozenset[str]:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - whatever its text
+        message()
+    return words_of_traceback(caught.value)
+
+
+def test_words_of_the_handlers_own_source_stay_and_the_records_value_does_not() -> None:
+    payload = ['{"unknown": 1, "currency": "ZORKMID", "field": {"total": 7712}}']
+    kept = words_of(partial(refuse, "ZORKMID"))
+    assert scrub("unknown currency ZORKMID in field 'total'", payload) == f"{MASK} {MASK} {MASK} in {MASK} '{MASK}'"
+    shown = scrub("unknown currency ZORKMID 7712 in field 'total'", payload, kept)
+    assert shown == f"unknown currency {MASK} {MASK} in field 'total'"
+
+
+def test_the_format_of_a_librarys_error_stays() -> None:
+    payload = ["Expecting value canary123 Zebra"]
+    kept = words_of(partial(json.loads, "Zebra"))
+    assert scrub("Expecting value: Zebra canary123", payload, kept) == f"Expecting value: {MASK} {MASK}"
+
+
+def test_code_that_was_compiled_from_a_payload_has_no_words_of_its_own() -> None:
+    kept = words_of(partial(exec, "raise ValueError('Zebra')"))
+    assert scrub("Zebra", ["raise ValueError('Zebra')"], kept) == MASK
+
+
+def test_a_secret_stays_masked_though_the_source_has_its_word() -> None:
+    assert scrub("password=hunter", ["hunter"], frozenset({"hunter", "password"})) == f"password={MASK}"
+
+
+def test_a_longer_word_that_holds_a_word_of_the_source_is_masked_as_before() -> None:
+    assert scrub("unknownZebra", ["unknownzebra"], frozenset({"unknown"})) == MASK

@@ -12,7 +12,7 @@ from ackline.errors import AcklineError
 from ackline.handler import Dead, Skip
 from ackline.ledger.offsets import Bools
 from ackline.ledger.outcomes import UNIX_EPOCH, ErrorClass, Outcome
-from ackline.scrub import scrub
+from ackline.scrub import scrub, words_of_traceback
 from ackline.worker.records import Int64s, Records
 
 Clock = Callable[[], int]
@@ -179,4 +179,4 @@ def scrubbed_message(error: BaseException, payload: Iterable[bytes | str | None]
         text = str.__str__(str(error))  # str(error) may be of a subclass of str, with methods that raise
     except BaseException:  # a broken __str__ must not fail the neighbours of this record
         return None
-    return scrub(text, payload) or None
+    return scrub(text, payload, words_of_traceback(error)) or None

@@ -245,7 +245,7 @@ def test_a_failure_of_the_source_comes_before_those_of_all_steps() -> None:
         yield Emit("x", stream="nowhere")
 
     found = Lab(TWO, source, [fail_on("bad"), nothing]).run({0: []})
-    message = "step source: emitted to source.nowhere, which no step and no output takes"
+    message = "step source: emitted to source.nowhere, which no step and no output takes; taken are source.default"
     assert shown(found[0]) == ("failed", "UnknownStream", message)
 
 
@@ -420,3 +420,25 @@ def test_a_tuple_of_a_join_to_an_unknown_stream_fails_the_records_of_its_anchors
         return Emit("x", stream="nowhere", anchors=given[:1])
 
     assert classes(Lab(JOIN, one, [end]).run({0: "", 1: ""})) == {0: "UnknownStream", 1: None}
+
+
+def test_a_misspelt_stream_is_named_with_the_streams_that_are_taken_the_nearest_first() -> None:
+    """The name stands in the handler's source, so it is shown though the record holds that word too."""
+    steps = steps_of({"name": "end", "input": "source.itmes"}, {"name": "all", "input": "source.all"})
+
+    def source(record: Record) -> Iterator[Emit]:
+        yield Emit("x", stream="items")
+
+    (found,) = Lab(steps, source, [nothing, nothing]).run({0: "items"}).values()
+    assert "emitted to source.items, which no step and no output takes; taken are source.itmes, source.all" in str(
+        found
+    )
+
+
+def test_a_stream_that_is_named_by_the_record_stays_masked() -> None:
+    def source(record: Record) -> Iterator[Emit]:
+        yield Emit("x", stream=str(record.value))
+
+    (found,) = Lab(ONE, source, [nothing]).run({0: "zebras"}).values()
+    assert "zebras" not in str(found)
+    assert "emitted to source.***, which no step and no output takes; taken are source.default" in str(found)

@@ -6,19 +6,21 @@ process that the handler ran in. Error messages must not repeat what the texts o
 `texts_of_record`).
 """
 
+import inspect
 import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
-from types import GeneratorType, NoneType
+from difflib import get_close_matches
+from types import CodeType, GeneratorType, NoneType
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from ackline.handler import SOURCE, Emit, Fail, Hold, InFlight, Origin, Record, Tuple, new_tuple
 from ackline.pipeline.streams import scalar_texts
 from ackline.pipeline.topology import Step, Stream, Topology
-from ackline.scrub import scrub
+from ackline.scrub import MESSAGE_LIMIT, scrub, source_words
 from ackline.worker.call import refuse_unfinished
 from ackline.worker.outcomes import InvalidOutcome
 from ackline.worker.trees.rows import EdgeNumbers
@@ -86,11 +88,19 @@ class AnswerReader:
         }
         """Whether steps and whether outputs take a stream, by the names of its step and of the stream."""
 
-    def read(self, result: Any, inputs: Sequence[Any], texts: Texts, step: Step | None = None) -> list[Answer]:
+    def read(
+        self,
+        result: Any,
+        inputs: Sequence[Any],
+        texts: Texts,
+        step: Step | None = None,
+        handler: Callable[..., Any] | None = None,
+    ) -> list[Answer]:
         """Returns what a handler answered: None, an `Emit`, or several, which it may yield; a join may answer `Fail`
         and `Hold` too, and the handler of records one `InFlight`. Runs a generator to its end.
 
-        `inputs` are the inputs of the call; `step` is None for the handler of records. Raises InvalidOutcome for any
+        `inputs` are the inputs of the call; `step` is None for the handler of records; `handler` is what has answered,
+        whose own words no message hides. Raises InvalidOutcome for any
         other answer, and what a generator raises.
         """
         if result is None:
@@ -111,7 +121,7 @@ class AnswerReader:
                 if answer.anchors is not None:
                     positions = positions or _Positions(inputs)
                     anchors = positions.of_anchors(answer.anchors)
-                answers.append(self._emitted(answer, name, anchors, texts))
+                answers.append(self._emitted(answer, name, anchors, texts, handler))
             elif join and isinstance(answer, Fail | Hold):
                 positions = positions or _Positions(inputs)
                 answers.append(_not_acked(answer, positions, reasons, texts))
@@ -127,14 +137,26 @@ class AnswerReader:
                 raise InvalidOutcome(f"the handler yielded {type(answer).__name__}; yield Emit(value)")
         return answers if in_flight is None else [*answers, in_flight]
 
-    def _emitted(self, emit: Emit, step: str, anchors: Sequence[int] | None, texts: Texts) -> Emitted:
+    def _near(self, step: str, stream: str) -> str:
+        """Returns which streams of a step are taken, the nearest name first: they stand in the pipeline file."""
+        names = sorted(name for of_step, name in self._taken if of_step == step)
+        near = get_close_matches(stream, names, 1, 0.5)
+        ordered = [*near, *(name for name in names if name not in near)]
+        return f"; taken are {', '.join(f'{step}.{name}' for name in ordered)}" if ordered else ""
+
+    def _emitted(
+        self, emit: Emit, step: str, anchors: Sequence[int] | None, texts: Texts, handler: Callable[..., Any] | None
+    ) -> Emitted:
         """Returns what is emitted, packed. Raises InvalidOutcome for what can't be emitted."""
         stream = emit.stream
         taken = self._taken.get((step, stream)) if type(stream) is str else None
         if taken is None:
             if type(stream) is not str or not _STREAM_NAME.fullmatch(stream):
                 raise InvalidOutcome("the stream of an Emit is no name of a stream")
-            problem = scrub(f"emitted to {Stream(step, stream)}, which no step and no output takes", texts())
+            name = scrub(stream, texts(), _words_of(handler))
+            problem = f"emitted to {step}.{name}, which no step and no output takes{self._near(step, stream)}"[
+                :MESSAGE_LIMIT
+            ]
             pack(emit.key, emit.value)
             return Emitted(stream, anchors, b"", b"", problem=problem)
         to_steps, to_outputs = taken
@@ -143,6 +165,12 @@ class AnswerReader:
             value, size = copied(emit.value)
             row = _new(EmittedRow, (emit.key if emit.key is None else copied(emit.key)[0], value, size))
         return _new(Emitted, (stream, anchors, key, payload, row, ""))
+
+
+def _words_of(handler: Callable[..., Any] | None) -> frozenset[str]:
+    """Returns the words in the source of a handler, which are no words of a record."""
+    code = getattr(inspect.unwrap(handler), "__code__", None) if handler is not None else None
+    return source_words([code] if isinstance(code, CodeType) else [])
 
 
 def _not_acked(answer: Fail | Hold, positions: "_Positions", reasons: dict[str, str | None], texts: Texts) -> NotAcked:

@@ -127,7 +127,7 @@ class TreeCalls:
     def answers_of_source(self, handler: Handler, record: Record) -> list[Answer]:
         """Calls the handler of a record. Returns what it answered; an InFlight as a Waiting with its deadline, which
         comes last. Raises what the handler raises, and InvalidOutcome: nothing of its answers is delivered then."""
-        answers = self._reader.read(handler(record), (record,), lambda: texts_of_record(record))
+        answers = self._reader.read(handler(record), (record,), lambda: texts_of_record(record), handler=handler)
         if self._forks != forks():  # before a step is called: the copy would call it a second time
             end_forked_copy()
         if answers and isinstance(in_flight := answers[-1], InFlight):
@@ -218,7 +218,8 @@ class TreeCalls:
         begun = perf_counter_ns()
         try:
             inputs = argument if step.join else (argument,)
-            answers = self._reader.read(self._handlers[step.number](argument), inputs, lambda: texts_of(given), step)
+            called = self._handlers[step.number]
+            answers = self._reader.read(called(argument), inputs, lambda: texts_of(given), step, called)
             if self._forks != forks():
                 end_forked_copy()
             return None, answers
