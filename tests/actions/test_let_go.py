@@ -10,7 +10,7 @@ from ackline.actions.form import ActionRequest, check_request
 from ackline.actions.perform import choose_targets
 from ackline.actions.report import changes_of
 from ackline.actions.status import LET_GO, status_and_missing
-from ackline.errors import ConfigError, TopicChanged
+from ackline.errors import ConfigError, GroupMoved, TopicChanged
 from ackline.ledger.fold import PendingKind
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
@@ -224,3 +224,13 @@ def test_s76_other_actions_pass_over_a_partition_that_was_let_go() -> None:
     lane.run()
     assert (lane.committed(), lane.newest().partitions[PAYMENTS].let_go) == (4, True)
     assert lane.newest().partitions.keys() == {TP, TopicPartition("payments", 0)}
+
+
+def test_s76_what_stops_the_lane_stops_it_before_a_new_epoch_for_what_is_there_again() -> None:
+    lane = lane_of_a_pattern(OK)
+    lane.world.delete_topic("payments")
+    let_go(lane, "payments")
+    lane.create("payments", records=1)
+    lane.move_group(TP, 1)
+    lane.run_fails(GroupMoved)
+    assert lane.newest().turn.epoch == 0

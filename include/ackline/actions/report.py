@@ -322,14 +322,16 @@ def void_preview(to_close: OpenTurn, pause: bool) -> str:
 _CONSEQUENCES = {
     Consequence.VOID: "It will be void: nothing of it counts, and its offsets are planned again.",
     Consequence.LOST: "It is claimed, so it can't be void: its records will be lost, and not handled again.",
-    Consequence.SETTLED: "It handles no record and is never void: it will be settled.",
+    Consequence.SETTLED: "It handles no record: it will be settled. Only a skip that can't be settled will be void.",
 }
 
 
 def void_text(closed: ClosedTurn, name: str) -> str:
     """Returns what has become of a turn that was closed."""
     did = {
-        Consequence.VOID: "is void; the next run plans its offsets again",
+        Consequence.VOID: "is void; the next run plans its offsets again"
+        if closed.plan.kind is TurnKind.RUN
+        else "is void: nothing of it was done",
         Consequence.LOST: "is settled; its records are lost",
         Consequence.SETTLED: "is settled",
     }

@@ -43,9 +43,6 @@ def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: 
     GroupMoved, NewerCommit, RetentionPassed and TooFarBehind if the lane can't go on.
     """
     _check_requested_partitions(adapters, newest)
-    returned = _returned(adapters, newest, view)
-    if returned:
-        return action_plan(adapters, newest, TurnKind.RESET, returned, f"there again: {listed(map(str, returned))}")
     views, moves = _views(adapters, newest, view)
     # Nothing below is decided before every readable log is known to be the one that was read. In another log the same
     # offsets mean other records, and a truncated log would count as one with nothing new (S42).
@@ -56,6 +53,10 @@ def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: 
     # they judge the lane's present position, which this action changes.
     if moves:
         return follow_plan(adapters, newest, moves)
+    # After the checks of the other partitions: what stops the lane is not carried into a new epoch.
+    returned = _returned(adapters, newest, view)
+    if returned:
+        return action_plan(adapters, newest, TurnKind.RESET, returned, f"there again: {listed(map(str, returned))}")
     stop_if_expired(adapters, views)
     limit = adapters.pipeline.max_offset_behind
     targets = {} if skipped and limit is not None and limit.policy == "skip" else _skip_targets(adapters, views)
