@@ -1,10 +1,13 @@
 """What a turn reads: due retries, the window, the limits, and why it reads nothing of a partition."""
 
+import pickle
+import tracemalloc
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +17,7 @@ from ackline.ledger import planning
 from ackline.ledger.backoff import RetryPolicy
 from ackline.ledger.fold import PartitionState, Pending, PendingKind
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange, count
+from ackline.ledger.pending import PendingRuns, PendingState, RetryRuns
 from ackline.ledger.planning import Limits, PartitionView, plan_partitions
 from ackline.ledger.turns import PlannedPartition
 from tests.ledger.pure_lane import AT_ONCE, FIRST, Call, PureLane, acks, fails
@@ -312,3 +316,34 @@ def test_fresh_reads_leave_room_for_what_is_in_flight(most: int | None, reads: i
 def test_a_partition_that_waits_for_answers_alone_names_them() -> None:
     waiting = ValuedRange(3, 5, Pending(PendingKind.IN_FLIGHT, 1, NOON, None))
     assert plan({FIRST: view(5, 5, waiting)})[FIRST].why == planning.IN_FLIGHT
+
+
+SCATTERED = 200_000
+MOST_BYTES = 60
+
+
+def test_scattered_retries_are_planned_and_checked_in_a_few_bytes_each() -> None:
+    starts = np.arange(SCATTERED, dtype=np.int64) * 2
+    codes, dues = np.zeros(SCATTERED, dtype=np.int32), np.zeros(SCATTERED, dtype=np.int64)
+    pending = PendingRuns(starts, starts + 1, codes, dues, [PendingState(PendingKind.RETRY, 1, "Late")])
+    state = PartitionState(2 * SCATTERED, pending)
+    views = {FIRST: PartitionView("id", state, LogBounds(0, 2 * SCATTERED))}
+    tracemalloc.start()
+    try:
+        planned = plan(views, window=10 * SCATTERED, total=10 * SCATTERED)[FIRST]
+        held, _ = tracemalloc.get_traced_memory()
+        assert count(planned.retries) == len(planned.retries) == SCATTERED
+        assert held / SCATTERED < MOST_BYTES, "the plan"
+    finally:
+        tracemalloc.stop()
+    assert planned.retries[-1] == ValuedRange(2 * SCATTERED - 2, 2 * SCATTERED - 1, 2)
+
+
+def test_planned_retries_equal_a_tuple_of_the_same_ranges_wherever_they_were() -> None:
+    ranges = (ValuedRange(0, 2, 1), ValuedRange(5, 6, 3))
+    runs = RetryRuns.of(ranges)
+    assert runs == ranges
+    assert ranges == runs
+    assert pickle.loads(pickle.dumps(runs)) == runs
+    assert (hash(runs), tuple(runs[1:]), runs[-1]) == (hash(ranges), ranges[1:], ranges[-1])
+    assert runs != ranges[:1]

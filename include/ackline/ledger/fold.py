@@ -46,6 +46,7 @@ from ackline.ledger.pending import (
     PendingKind,
     PendingRuns,
     PendingState,
+    RetryRuns,
     microseconds,
     time_of,
 )
@@ -185,8 +186,9 @@ class _Retries:
 
     @classmethod
     def of(cls, retries: ValuedRanges[int]) -> "_Retries":
-        offsets, index = spread(arrays_of(retries))
-        return cls(offsets, np.array([run.value for run in retries], dtype=np.int64)[index])
+        runs = RetryRuns.of(retries)
+        offsets, index = spread(runs.ranges)
+        return cls(offsets, runs.attempts[index])
 
 
 def _check_turn_starts_here(complete_to: int, pending: PendingRuns, fresh: OffsetRange, retries: _Retries) -> None:

@@ -72,13 +72,29 @@ class ValuedRange(Generic[V]):
         return self.end - self.start
 
 
-ValuedRanges: TypeAlias = tuple[ValuedRange[V], ...]
+ValuedRanges: TypeAlias = Sequence[ValuedRange[V]]
 """Sorted, disjoint ranges, each with its value."""
 AnyRange: TypeAlias = OffsetRange | ValuedRange[Any]
 
 
+class Runs:
+    """Base of a sequence of sorted, disjoint ranges that holds them as columns: none becomes an object to be counted
+    or compared with others."""
+
+    __slots__ = ("ends", "starts")
+    starts: "Int64s"
+    ends: "Int64s"
+
+    @property
+    def ranges(self) -> "Ranges":
+        """The offsets of the ranges, without their values."""
+        return self.starts, self.ends
+
+
 def count(ranges: Iterable[AnyRange]) -> int:
     """Returns how many offsets the ranges hold."""
+    if isinstance(ranges, Runs):
+        return int((ranges.ends - ranges.starts).sum())
     return sum(map(len, ranges))
 
 
@@ -91,6 +107,8 @@ NO_RANGES: Ranges = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 def arrays_of(ranges: Iterable[AnyRange]) -> Ranges:
     """Returns the starts and ends of ranges, without their values."""
+    if isinstance(ranges, Runs):
+        return ranges.starts, ranges.ends
     starts, ends = np.array([(each.start, each.end) for each in ranges], dtype=np.int64).reshape(-1, 2).T
     return starts, ends
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from ackline.ledger.offsets import Bools, Int64s, Ranges, ValuedRange, ValuedRanges, arrays_of, intersect, subtract
+from ackline.ledger.offsets import Bools, Int64s, Ranges, Runs, ValuedRange, arrays_of, intersect, subtract
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -59,13 +59,13 @@ class PendingState(NamedTuple):
     error_class: str | None
 
 
-class PendingRuns(Sequence[ValuedRange[Pending]]):
+class PendingRuns(Runs, Sequence[ValuedRange[Pending]]):
     """Sorted, disjoint runs of pending offsets. Touching runs differ in their state. Equal to a tuple of the same runs.
 
     `starts` and `ends` are the runs, `dues` are microseconds since 1970, or NEVER. `codes` are indexes of `states`.
     """
 
-    __slots__ = ("codes", "dues", "ends", "starts", "states")
+    __slots__ = ("codes", "dues", "states")
 
     def __init__(
         self, starts: Int64s, ends: Int64s, codes: npt.NDArray[np.int32], dues: Int64s, states: Sequence[PendingState]
@@ -160,11 +160,6 @@ class PendingRuns(Sequence[ValuedRange[Pending]]):
         return PendingRuns(self.starts[rows], self.ends[rows], self.codes[rows], self.dues[rows], self.states)
 
     @property
-    def ranges(self) -> Ranges:
-        """The offsets of the runs, without their states."""
-        return self.starts, self.ends
-
-    @property
     def attempts(self) -> Int64s:
         """How many attempts were made at the offsets of each run."""
         made: Int64s = np.array([state.attempts for state in self.states], dtype=np.int64)
@@ -222,17 +217,72 @@ def time_of(due: int) -> datetime | None:
     return None if due == NEVER else _EPOCH + timedelta(microseconds=due)
 
 
-def join_attempts(starts: Int64s, ends: Int64s, attempts: Int64s) -> ValuedRanges[int]:
+class RetryRuns(Runs, Sequence[ValuedRange[int]]):
+    """Sorted, disjoint ranges of planned retries, as columns: 24 bytes each. The value of a range is the number of the
+    attempt to be made. Equal to a tuple of the same ranges.
+    """
+
+    __slots__ = ("attempts",)
+
+    def __init__(self, starts: Int64s, ends: Int64s, attempts: Int64s) -> None:
+        self.starts, self.ends, self.attempts = starts, ends, attempts
+
+    @classmethod
+    def of(cls, ranges: Iterable[ValuedRange[int]]) -> "RetryRuns":
+        """Returns these ranges as columns."""
+        if isinstance(ranges, RetryRuns):
+            return ranges
+        every = tuple(ranges)
+        return cls(*arrays_of(every), np.array([each.value for each in every], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[ValuedRange[int]]:
+        for first in range(0, len(self), _CHUNK):
+            part = slice(first, first + _CHUNK)
+            columns = (column[part].tolist() for column in (self.starts, self.ends, self.attempts))
+            for start, end, attempt in zip(*columns, strict=True):
+                yield ValuedRange(start, end, attempt)
+
+    @overload
+    def __getitem__(self, index: int) -> ValuedRange[int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> "RetryRuns": ...
+    def __getitem__(self, index: int | slice) -> "ValuedRange[int] | RetryRuns":
+        if isinstance(index, slice):
+            return RetryRuns(self.starts[index], self.ends[index], self.attempts[index])
+        return ValuedRange(int(self.starts[index]), int(self.ends[index]), int(self.attempts[index]))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, RetryRuns):
+            return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in _OF_RETRIES)
+        return tuple(self) == tuple(other) if isinstance(other, Sequence) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"RetryRuns{tuple(self[:5])}" if len(self) <= 5 else f"RetryRuns({len(self)} ranges from {self[0]})"
+
+
+_OF_RETRIES = ("starts", "ends", "attempts")
+
+
+def join_attempts(starts: Int64s, ends: Int64s, attempts: Int64s) -> RetryRuns:
     """Returns the ranges, each with the number of an attempt, in as few ranges as possible; drops empty ones.
 
     Raises ValueError if they are not sorted and disjoint.
     """
     real = starts < ends
-    numbers, codes = np.unique(attempts[real], return_inverse=True)
-    states = [PendingState(PendingKind.RETRY, number, None) for number in numbers.tolist()]
-    never = np.full(len(codes), NEVER)
-    runs = PendingRuns(starts[real], ends[real], codes.astype(np.int32), never, states).joined()
-    return tuple(ValuedRange(run.start, run.end, run.value.attempts) for run in runs)
+    starts, ends, attempts = starts[real], ends[real], attempts[real]
+    overlap = starts[1:] < ends[:-1]
+    if overlap.any():
+        raise ValueError(f"ranges overlap at offset {starts[1:][overlap][0]}")
+    begins = np.ones(len(starts), dtype=np.bool_)
+    begins[1:] = (starts[1:] != ends[:-1]) | (attempts[1:] != attempts[:-1])
+    lasts = np.append(begins[1:], True) if len(starts) else begins
+    return RetryRuns(starts[begins], ends[lasts], attempts[begins])
 
 
 NOTHING_PENDING = PendingRuns.of(())

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange
-from ackline.ledger.pending import NEVER, NOTHING_PENDING, PendingKind, PendingRuns, PendingState
+from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, ValuedRanges
+from ackline.ledger.pending import NEVER, NOTHING_PENDING, PendingKind, PendingRuns, PendingState, RetryRuns
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,30 @@ def _pending_runs(structs: pa.StructArray | None) -> PendingRuns:
     return PendingRuns(starts, ends, codes.astype(np.int32), dues, states)
 
 
+def _retry_column(values: Sequence[Any], of_type: pa.DataType) -> pa.ChunkedArray:
+    """Returns the retries of each partition as a list of the table. They may be millions, so none becomes a dict."""
+    of_struct, chunks = of_type.value_type, list[pa.Array]()
+    for retries in values:
+        if retries is None:  # the row of a claim or a waiver
+            chunks.append(pa.nulls(1, of_type))
+            continue
+        runs = RetryRuns.of(retries)
+        columns = {"start_offset": runs.starts, "end_offset": runs.ends, "attempt": runs.attempts}
+        arrays = [pa.array(columns[field.name]).cast(field.type) for field in of_struct]
+        structs = pa.StructArray.from_arrays(arrays, fields=list(of_struct))
+        chunks.append(pa.ListArray.from_arrays(pa.array([0, len(structs)], pa.int32()), structs, type=of_type))
+    return pa.chunked_array(chunks, of_type)
+
+
+def _retry_runs(structs: pa.StructArray | None) -> ValuedRanges[int]:
+    if structs is None or not len(structs):
+        return ()
+    columns = {field.name: column for field, column in zip(structs.type, structs.flatten(), strict=True)}
+    names = ("start_offset", "end_offset", "attempt")
+    return RetryRuns(*(columns[name].cast(pa.int64()).to_numpy() for name in names))
+
+
+RETRY_RUNS = Form(_retry_column, lambda column: [_retry_runs(structs) for structs in _lists(column)])
 PENDING_RUNS = Form(_pending_column, lambda column: [_pending_runs(structs) for structs in _lists(column)])
 VALUED_RANGES = lists(("start", "end", "value"), ValuedRange)
 OFFSET_RANGES = lists(("start", "end"), OffsetRange, none=None)
