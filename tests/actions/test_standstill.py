@@ -184,3 +184,18 @@ def test_doctor_begins_with_it(ackline: MemoryCommand, monkeypatch: pytest.Monke
     checks = json.loads(ackline("doctor", "lane", "--json").output)
     assert (checks[0]["check"], checks[0]["ok"]) == ("lane lane", False)
     assert "adopt-ledger" in checks[0]["detail"]
+
+
+def test_doctor_of_a_pipeline_fails_for_that_one_alone_and_names_the_remedy_of_a_missing_topic(
+    ackline: MemoryCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ackline.cli.doctor.open_adapters", ackline._open_adapters)
+    (tmp_path / "other.yaml").write_text("name: other\nnonsense: 1\n")
+    (tmp_path / "lane.yaml").write_text((tmp_path / "lane.yaml").read_text().replace("[orders]", "[ordres]"))
+    checks = json.loads(ackline("doctor", "lane", "--json").output)
+    (other,) = [check for check in checks if check["check"] == "pipeline file"]
+    assert (other["ok"], other["detail"].startswith("warning: ")) == (True, True)
+    (topic,) = [check for check in checks if check["check"] == "topic ordres"]
+    assert topic["detail"].startswith("missing; correct its name or the connection, or create it")
+    (own,) = [check for check in json.loads(ackline("doctor", "--json").output) if check["check"] == "pipeline file"]
+    assert not own["ok"]

@@ -97,3 +97,13 @@ def test_times_are_printed_in_utc_to_the_second() -> None:
     at = datetime(2026, 3, 1, 12, 30, 15, 999_000, timezone(timedelta(hours=2)))
     lines = lines_of(lambda out: tables.print_table(out, None, ["at", "yes"], [[at, True]]))
     assert lines[1].split() == ["2026-03-01", "10:30:15", "True"]
+
+
+def test_a_table_that_leaves_a_column_out_says_which() -> None:
+    rows = [["orders[0]", 1_234_567, 89, None]]
+    out = StringIO()
+    shown = tables.fitting_table(None, ["partition", "floor", "dead", "why"], rows, ("partition", "floor"), 22)
+    Console(file=out, width=80).print(shown)
+    assert "dead" not in out.getvalue().splitlines()[0]
+    assert " ".join(out.getvalue().split()).endswith("Not shown in 22 columns: dead. --json shows all.")
+    assert tables.fitting_table(None, ["partition", "dead"], [["a", 1]], ("partition",), 80).caption is None

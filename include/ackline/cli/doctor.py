@@ -82,7 +82,7 @@ def examine(name: str | None) -> Iterator[Check]:
     yield _check("java", _java)
     yield _check("jars", _jars)
     yield _check("audit tables", _audit)
-    yield from _files()
+    yield from _files(name)
     if name is None:
         return
     try:
@@ -146,12 +146,15 @@ def _audit() -> str:
     return scrub_address(root)
 
 
-def _files() -> Iterator[Check]:
+def _files(name: str | None) -> Iterator[Check]:
+    """Yields what the folder of pipeline files holds. Beside the pipeline `name`, another file that is broken is a
+    warning: it stops no run of this one."""
     folder = pipelines_folder()
     loaded = load_folder(folder)
     yield Check("pipelines", bool(loaded.pipelines), f"{', '.join(loaded.pipelines) or 'none'} in {folder}")
-    for error in loaded.broken.values():
-        yield Check("pipeline file", False, str(error))
+    for path, error in loaded.broken.items():
+        is_other = name is not None and path.stem != name
+        yield Check("pipeline file", is_other, f"warning: {error}" if is_other else str(error))
 
 
 def _code(pipeline: Pipeline) -> Iterator[Check]:
@@ -205,7 +208,13 @@ def _broker(pipeline: Pipeline) -> Iterator[Check]:
                     n for n in (pipeline.kafka.partitions or {}).get(topic, []) if found and n not in found.partitions
                 ]
                 waits = topic not in of_ours and pipeline.missing_topics == "wait"
-                missing = "missing; it is read once it exists (`missing_topics: wait`)" if waits else "missing"
+                remedy = "correct its name or the connection, or create it"
+                if topic == pipeline.dead_letter_topic:
+                    remedy = "create it, or write `dead_letter: none`"
+                elif topic not in of_ours:
+                    remedy += ", or write `missing_topics: wait`"
+                missing = "it is read once it exists (`missing_topics: wait`)" if waits else remedy
+                missing = f"missing; {missing}"
                 detail = f"{len(found.partitions)} partitions" if found else missing
                 detail += f"; partition {', '.join(map(str, gone))} of the file is missing" if gone else ""
                 yield Check(f"topic {topic}", waits or (found is not None and not gone), detail)

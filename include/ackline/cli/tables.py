@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ackline.actions.standstill import StandsStill
@@ -196,9 +196,15 @@ def _cell(value: Any) -> str:
 def fitting_table(
     title: str | None, columns: Sequence[str], rows: Sequence[Sequence[Any]], keep: Sequence[str], width: int
 ) -> Table:
-    """Returns a table with as many columns as fit into `width`; `keep` names them by importance."""
+    """Returns a table with as many columns as fit into `width`; `keep` names them by importance. Below it stands which
+    columns with a value are left out."""
     chosen = fitting_columns(columns, rows, keep, width)
-    return table(title, [columns[index] for index in chosen], [[row[index] for index in chosen] for row in rows])
+    fitting = table(title, [columns[index] for index in chosen], [[row[index] for index in chosen] for row in rows])
+    left_out = [name for index, name in enumerate(columns) if rows and index not in chosen and _has_value(rows, index)]
+    if left_out:
+        fitting.caption = f"Not shown in {width} columns: {', '.join(left_out)}. --json shows all."
+        fitting.caption_justify = "left"
+    return fitting
 
 
 def short_time(at: datetime | None) -> str | None:
@@ -294,15 +300,16 @@ def steps_table(figures: StepFigures, width: int = 200) -> Table:
 def progress(quiet: bool) -> Iterator[OnProgress]:
     """Shows a progress bar over the tasks of a Spark job, on standard error if that is a terminal."""
     shown = Progress(
-        TextColumn("replaying"),
+        TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("tasks"),
+        TextColumn("{task.fields[tasks]}"),
         TimeElapsedColumn(),
         console=console(stderr=True),
         transient=True,
         disable=quiet or not sys.stderr.isatty(),
     )
     with shown:
-        task = shown.add_task("replay", total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
+        task = shown.add_task("starting Spark", total=None, tasks="")
+        yield lambda done, total: shown.update(
+            task, description="replaying", completed=done, total=total, tasks=f"{done}/{total} tasks"
+        )
