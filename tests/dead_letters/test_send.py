@@ -1,14 +1,19 @@
 """Dead letters: what was not acknowledged stays pending, and nothing becomes dead before its letter is safe (I6)."""
 
+import tracemalloc
+from array import array
 from datetime import timedelta
 
+import numpy as np
 import pytest
 
-from ackline.ledger.fold import PendingKind
-from ackline.ledger.outcomes import Outcome
+from ackline.dead_letters.send import DeadRows, _runs_at
+from ackline.ledger.outcomes import Outcome, OutcomeRow
+from ackline.ledger.pending import NEVER, PendingKind, PendingRuns, PendingState
 from ackline.ledger.turns import TurnKind
 from tests.support.memory import ArrivedLetter, GroupCommit, HandlerCall, TableCommit
 from tests.support.memory_lane import DEAD, FAILS, OK, TP, TP1, MemoryLane
+from tests.tables.lane_rows import NOON
 
 
 @pytest.mark.parametrize("fault", ["lost", "unanswered", "refused"])
@@ -88,3 +93,22 @@ def test_a_dead_row_names_how_many_attempts_the_record_had(dead_letter: object, 
         lane.run()
     dead = [row.reason for row in lane.effective_rows() if row.outcome is Outcome.DEAD]
     assert dead == ["after 3 attempts" if retries else "after 1 attempt"]
+
+
+def test_rows_of_dead_letters_are_held_as_columns_and_can_be_read_twice() -> None:
+    count = 50_000
+    starts = np.arange(count, dtype=np.int64) * 2
+    codes, dues = np.zeros(count, dtype=np.int32), np.full(count, NEVER)
+    waiting = PendingRuns(starts, starts + 1, codes, dues, [PendingState(PendingKind.DEAD_LETTER, 3, "Late")])
+    confirmed = array("q", starts[::-1].tolist())
+    tracemalloc.start()
+    try:
+        rows = DeadRows(_runs_at(waiting, confirmed), {Outcome.EXPIRED: array("q", [7])}, NOON)
+        assert tracemalloc.get_traced_memory()[0] / count < 60
+    finally:
+        tracemalloc.stop()
+    first = list(rows)
+    assert len(rows) == len(first) == count + 1
+    assert first == list(rows)
+    assert first[0] == OutcomeRow(0, 0, Outcome.DEAD, NOON, "Late", reason="after 3 attempts")
+    assert first[-1] == OutcomeRow(7, 0, Outcome.EXPIRED, NOON)

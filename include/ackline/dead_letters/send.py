@@ -6,17 +6,23 @@ turn sends it again. So the dead-letter topic may hold a letter twice, and never
 """
 
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
+
+import numpy as np
 
 from ackline.kafka.dead_letters import Letter
 from ackline.kafka.exact import Found, Gone
 from ackline.lane.adapters import Adapters
 from ackline.lane.log_checks import truncated_partitions
 from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
-from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition, union
 from ackline.ledger.outcomes import Outcome
+from ackline.ledger.pending import PendingRuns
 from ackline.ledger.turns import Plan
 from ackline.tables.turn_outcomes import LastFailure
 
@@ -24,64 +30,84 @@ log = logging.getLogger(__name__)
 
 _PORTION = 10_000
 
-Decision = tuple[TopicPartition, OutcomeRow]
-WaitingLetters = Mapping[TopicPartition, Mapping[int, Pending]]
-"""By partition and offset: the pending state of each record that waits for its dead letter."""
+WaitingLetters = Mapping[TopicPartition, PendingRuns]
+"""By partition: the records that wait for their dead letters."""
+Portion = dict[TopicPartition, dict[int, Pending]]
+"""By partition and offset: the pending state of each of a few waiting records."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadRows:
+    """The rows of records that are decided, by offset. They are made while they are iterated, more than once if need
+    be, and only columns are held: a turn may have millions of dead letters.
+
+    The attempt of a row is 0, so the message of a dead record names how many attempts it had.
+    """
+
+    dead: PendingRuns
+    gone: Mapping[Outcome, "array[int]"]
+    """The offsets that are no longer in the log, by outcome."""
+    now: datetime
+
+    def __len__(self) -> int:
+        return self.dead.offsets + sum(map(len, self.gone.values()))
+
+    def __iter__(self) -> Iterator[OutcomeRow]:
+        for run in self.dead:
+            pending = run.value
+            attempts = f"after {pending.attempts} attempt{'s' if pending.attempts != 1 else ''}"
+            for offset in range(run.start, run.end):
+                yield OutcomeRow(offset, 0, Outcome.DEAD, self.now, pending.error_class, reason=attempts)
+        for outcome, offsets in self.gone.items():
+            for offset in offsets:
+                yield OutcomeRow(offset, 0, outcome, self.now)
 
 
 def send_dead_letters(
     adapters: Adapters, plan: Plan, states: Mapping[TopicPartition, PartitionState]
-) -> Iterator[Decision]:
-    """Sends the pending dead letters, and yields a decision for each record that can be settled now.
+) -> dict[TopicPartition, DeadRows]:
+    """Sends the pending dead letters, and returns by partition the decisions for the records that can be settled now.
 
     The other records stay pending. A record that is no longer in its log is decided as `expired` or `compacted`.
     """
     letters = {tp: state.pending.of_kind(PendingKind.DEAD_LETTER) for tp, state in states.items()}
-    waiting: WaitingLetters = {
-        tp: {offset: run.value for run in runs for offset in range(run.start, run.end)}
-        for tp, runs in letters.items()
-        if runs
-    }
+    waiting: WaitingLetters = {tp: runs for tp, runs in letters.items() if runs}
     unchanged = _unchanged_logs(adapters, plan, waiting, states)
     waiting = {tp: waiting[tp] for tp in unchanged}
     topic = adapters.pipeline.dead_letter_topic
     if topic is None:
-        for tp, offsets in waiting.items():
-            for offset, pending in offsets.items():
-                yield tp, _decision(adapters, offset, Outcome.DEAD, pending)
-    elif waiting:
-        decisions = _send(adapters, plan, topic, waiting)
-        # Checked again after reading: a topic that was created again between the first check and the read, or a log
-        # that was truncated, has given other records. Their letters are sent, but they settle nothing of the old log.
-        still_unchanged = set(_unchanged_logs(adapters, plan, waiting, states))
-        yield from ((tp, row) for tp, row in decisions if tp in still_unchanged)
+        return {tp: DeadRows(runs, {}, adapters.now()) for tp, runs in waiting.items()}
+    if not waiting:
+        return {}
+    decided = _send(adapters, plan, topic, waiting)
+    # Checked again after reading: a topic that was created again between the first check and the read, or a log that
+    # was truncated, has given other records. Their letters are sent, but they settle nothing of the old log.
+    still_unchanged = set(_unchanged_logs(adapters, plan, waiting, states))
+    return {tp: rows for tp, rows in decided.items() if rows and tp in still_unchanged}
 
 
-def _send(adapters: Adapters, plan: Plan, topic: str, waiting: WaitingLetters) -> list[Decision]:
+def _send(adapters: Adapters, plan: Plan, topic: str, waiting: WaitingLetters) -> dict[TopicPartition, DeadRows]:
     """Sends a letter for each waiting record. Returns decisions for acknowledged letters and for gone records."""
-    gone: list[Gone] = []
-    decisions: list[Decision] = []
+    gone: dict[TopicPartition, dict[Outcome, array[int]]] = {tp: {} for tp in waiting}
+    confirmed = {tp: array("q") for tp in waiting}
     refused: Counter[str] = Counter()
     with adapters.dead_letter_sender(topic) as sender:
         for delivery in sender.send(_letters(adapters, plan, waiting, gone)):
             source = delivery.letter.source
             if delivery.confirmed and isinstance(source, Found):
-                tp, offset = source.topic_partition, source.offset
-                decisions.append((tp, _decision(adapters, offset, Outcome.DEAD, waiting[tp][offset])))
+                confirmed[source.topic_partition].append(source.offset)
             elif not delivery.confirmed:
                 refused[delivery.error or "no answer"] += 1
     for error, number in refused.items():
         log.warning("%s: %d dead letters to %s stay pending: %s", plan.turn, number, topic, error)
-    decisions += [
-        (record.topic_partition, OutcomeRow(record.offset, 0, record.outcome, adapters.now())) for record in gone
-    ]
-    return decisions
+    now = adapters.now()
+    return {tp: DeadRows(_runs_at(waiting[tp], offsets), gone[tp], now) for tp, offsets in confirmed.items()}
 
 
-def _decision(adapters: Adapters, offset: int, outcome: Outcome, pending: Pending) -> OutcomeRow:
-    """Returns the row that ends a record. Its attempt is 0, so its message names how many attempts the record had."""
-    attempts = f"after {pending.attempts} attempt{'s' if pending.attempts != 1 else ''}"
-    return OutcomeRow(offset, 0, outcome, adapters.now(), pending.error_class, reason=attempts)
+def _runs_at(runs: PendingRuns, offsets: "array[int]") -> PendingRuns:
+    """Returns what is pending at these offsets, which come in any order."""
+    each = np.unique(np.array(offsets, dtype=np.int64))
+    return runs.within(union((each, each + 1)))
 
 
 def _unchanged_logs(
@@ -106,28 +132,36 @@ def _unchanged_logs(
     return [tp for tp in with_leader if tp not in truncated]
 
 
-def _letters(adapters: Adapters, plan: Plan, waiting: WaitingLetters, gone: list[Gone]) -> Iterator[Letter]:
-    """Yields a letter for each waiting record, read again from its topic; adds records that are gone to `gone`."""
+def _letters(
+    adapters: Adapters,
+    plan: Plan,
+    waiting: WaitingLetters,
+    gone: Mapping[TopicPartition, dict[Outcome, "array[int]"]],
+) -> Iterator[Letter]:
+    """Yields a letter for each waiting record, read again from its topic; adds the offsets of records that are gone to
+    `gone`."""
     with adapters.reader() as reader:
         for portion in _portions(waiting):
-            attempts = {tp: {offset: waiting[tp][offset].attempts for offset in part} for tp, part in portion.items()}
+            attempts = {tp: {offset: of.attempts for offset, of in part.items()} for tp, part in portion.items()}
             failures = adapters.store.last_failures(plan.turn, attempts)
-            for found in reader.read(portion):
-                if isinstance(found, Gone):
-                    gone.append(found)
-                    continue
+            for found in reader.read({tp: list(part) for tp, part in portion.items()}):
                 tp, offset = found.topic_partition, found.offset
-                yield _letter(plan, found, waiting[tp][offset], failures.get((tp, offset)))
+                if isinstance(found, Gone):
+                    gone[tp].setdefault(found.outcome, array("q")).append(offset)
+                    continue
+                yield _letter(plan, found, portion[tp][offset], failures.get((tp, offset)))
 
 
-def _portions(waiting: WaitingLetters) -> Iterator[dict[TopicPartition, list[int]]]:
-    """Yields the waiting offsets in portions of at most _PORTION, so that few error messages are held at a time."""
-    remaining = iter([(tp, offset) for tp, offsets in waiting.items() for offset in offsets])
-    while portion := list(islice(remaining, _PORTION)):
-        by_partition: dict[TopicPartition, list[int]] = {}
-        for tp, offset in portion:
-            by_partition.setdefault(tp, []).append(offset)
-        yield by_partition
+def _portions(waiting: WaitingLetters) -> Iterator[Portion]:
+    """Yields the waiting records in portions of at most _PORTION, so that few of them are held as objects at a time."""
+    remaining = (
+        (tp, offset, run.value) for tp, runs in waiting.items() for run in runs for offset in range(run.start, run.end)
+    )
+    while some := list(islice(remaining, _PORTION)):
+        portion: Portion = {}
+        for tp, offset, pending in some:
+            portion.setdefault(tp, {})[offset] = pending
+        yield portion
 
 
 def _letter(plan: Plan, found: Found, pending: Pending, failure: LastFailure | None) -> Letter:

@@ -142,7 +142,7 @@ def _letters_before_answers(
     return dead, answered, report
 
 
-def _dead(adapters: Adapters, plan: Plan, states: States) -> Decisions:
+def _dead(adapters: Adapters, plan: Plan, states: States) -> Rows:
     """Sends the dead letters of the turn. Returns a `dead` row for each record whose letter the broker has.
 
     Dead letters of partitions that are left alone wait: their records can't be read, or must not be.
@@ -152,10 +152,7 @@ def _dead(adapters: Adapters, plan: Plan, states: States) -> Decisions:
         for tp, state in states.items()
         if tp in plan.partitions and plan.partitions[tp].why not in (PARKED, PAUSED, NO_LEADER)
     }
-    rows: Decisions = {}
-    for tp, dead in send_dead_letters(adapters, plan, readable):
-        rows.setdefault(tp, []).append(dead)
-    return rows
+    return send_dead_letters(adapters, plan, readable)
 
 
 def _after_answers(plan: Plan, states: States, answered: Rows) -> dict[TopicPartition, PartitionState]:
