@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable
 
-from ackline.airflow.dags import make_dags
+from ackline.airflow.dags import broken_files, make_dags
+from ackline.airflow.operate import OPERATE_PREFIX, operate_dag
 from tests.airflow.project import Project, parsed
 
 FILES = ("replay.py", "broken_pipelines.py")
@@ -54,7 +55,28 @@ def test_a_dag_has_the_three_tasks_in_order_and_one_run_at_a_time(here: Project)
     ]  # fmt: skip
     assert (made.max_active_runs, made.catchup) == (1, False)
     assert made.timetable == CronDataIntervalTimetable("*/10 * * * *", timezone="UTC")
-    assert made.tags == {"ackline", "replay"}
+    assert made.tags == {"ackline", "replay", "orders"}
+    assert made.dag_display_name == "orders / replay"
+
+
+@pytest.mark.parametrize(("setting", "made"), [(None, 1), ("operate, backfill", 1), ("backfill", 0), ("none", 0)])
+def test_the_dags_of_actions_can_be_switched_off_and_replay_can_not(
+    here: Project, monkeypatch: pytest.MonkeyPatch, setting: str | None, made: int
+) -> None:
+    if setting is not None:
+        monkeypatch.setenv("ACKLINE_DAGS", setting)
+    assert len(make_dags(here.pipelines, "dags/operate.py", OPERATE_PREFIX, operate_dag).dags) == made
+    assert len(make_dags(here.pipelines, "dags/replay.py").dags) == 1
+    assert broken_files(here.pipelines) == {}
+
+
+def test_a_misspelt_kind_of_dag_is_an_import_error_and_drops_no_replay_dag(
+    here: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACKLINE_DAGS", "operat")
+    [error] = broken_files(here.pipelines).values()
+    assert "operat is no kind of DAG" in error
+    assert len(make_dags(here.pipelines, "dags/replay.py").dags) == 1
 
 
 def test_tasks_are_retried_with_a_growing_delay(here: Project) -> None:

@@ -39,6 +39,19 @@ def test_a_settled_record_is_handled_again_only_by_a_backfill() -> None:
     assert shlex.split(action.command) == ["ackline", "backfill", "orders", "orders:3:7-8"]
 
 
+def test_no_act_is_offered_that_would_change_nothing() -> None:
+    maker = ActionMaker("orders", LIVE, (), ADDRESSES)
+    assert [action.title for action in maker.of_pipeline(waiting=False)] == ["Backfill the last two hours"]
+    assert maker.of_partition(TP, 5120, 5120, waiting=False, pending=False) == []
+    skip, backfill = maker.of_partition(TP, 5, 9, waiting=False)
+    assert (shlex.split(skip.command)[1], shlex.split(backfill.command)[1]) == ("skip", "backfill")
+    assert maker.of_record(TP, 5120, pending=False, exists=False) == []
+    assert [shlex.split(action.command)[1] for action in maker.of_record(TP, 7, pending=True, waiting=False)] == [
+        "skip", "backfill",
+    ]  # fmt: skip
+    assert maker.of_failures("in_flight", "") == []
+
+
 def test_an_act_on_another_lane_names_it() -> None:
     retry, *_ = ActionMaker("orders", "backfill-a", (), ADDRESSES).of_partition(TP, 5, 9)
     assert retry.command.endswith("--lane backfill-a")

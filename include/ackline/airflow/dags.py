@@ -5,6 +5,7 @@ client: the tasks import what they need when they run.
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +28,8 @@ from ackline.pipeline.pipeline import Pipeline
 DAG_PREFIX = "replay__"
 DAG_PREFIXES = (DAG_PREFIX, "backfill__", "operate__")
 """The prefixes of all DAGs of a pipeline."""
+OPTIONAL_DAGS = ("operate", "backfill")
+"""The kinds of DAGs beside `replay` that ACKLINE_DAGS names; without it each pipeline has both."""
 PAGE = "/ackline"
 """The path at which Airflow mounts the page, below its own base path."""
 
@@ -86,7 +89,12 @@ def make_dags(
     If a DAG file raises after it made DAGs, Airflow drops all of them. So this function only collects the errors of
     broken pipeline files, and a second DAG file, which makes no DAGs, raises them. A task that parses the DAG file
     again gets its own DAG alone, from its own pipeline file: another file can't stop it or make it slow.
+
+    Makes none of a kind that ACKLINE_DAGS switches off.
     """
+    kind = prefix.removesuffix("__")
+    if kind in OPTIONAL_DAGS and kind not in _wanted():
+        return FolderDags({}, {})
     own = get_parsing_context().dag_id
     name = own.removeprefix(prefix) if own is not None and own.startswith(prefix) else None
     pipelines, broken = _load(folder, name)
@@ -103,7 +111,15 @@ def broken_files(folder: Path) -> Mapping[Path, str]:
     for pipeline in pipelines:
         with _collected(broken, folder, pipeline):
             _timetable(pipeline.schedule)
+    for word in _wanted():
+        if word not in (*OPTIONAL_DAGS, "none"):
+            text = f"ACKLINE_DAGS: {word} is no kind of DAG; write operate, backfill, both with a comma, or none"
+            broken[folder / "ACKLINE_DAGS"] = text
     return broken
+
+
+def _wanted() -> list[str]:
+    return os.environ.get("ACKLINE_DAGS", ",".join(OPTIONAL_DAGS)).replace(",", " ").split()
 
 
 def _load(folder: Path, name: str | None) -> tuple[Collection[Pipeline], dict[Path, str]]:

@@ -45,11 +45,23 @@ BACKFILL_RUN = "backfill"
 """The type of the runs that Airflow's own backfill makes."""
 
 
+TAG_LENGTH = 100
+"""Airflow's longest tag."""
+
+
 def new_dag(dag_id: str, file: str, kind: str, **settings: Any) -> DAG:
-    """Returns a DAG for the DAG file `file`. No task of its own waits for an earlier run of it."""
+    """Returns a DAG for the DAG file `file`. No task of its own waits for an earlier run of it.
+
+    A DAG of a pipeline is listed as `PIPELINE / KIND`, so that a list sorted by name keeps the DAGs of a pipeline
+    together, and has the pipeline as a tag.
+    """
+    pipeline = dag_id.partition("__")[2]
+    if pipeline:
+        settings = {"dag_display_name": f"{pipeline} / {kind}", **settings}
+    tags = {"ackline", kind, *([pipeline[:TAG_LENGTH]] if pipeline else [])}
     dag = DAG(
-        dag_id=dag_id, start_date=datetime(2025, 1, 1, tzinfo=UTC), catchup=False, tags={"ackline", kind},
-        auto_register=False, **{"default_args": RETRIES, **settings},
+        dag_id=dag_id, start_date=datetime(2025, 1, 1, tzinfo=UTC), catchup=False,
+        auto_register=False, tags=tags, **{"default_args": RETRIES, **settings},
     )  # fmt: skip
     dag.fileloc = file
     return dag

@@ -21,6 +21,7 @@ from fastapi.responses import HTMLResponse
 from ackline.airflow.dags import DAG_PREFIX, page_path, pipeline_of_dag
 from ackline.errors import AcklineError
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import LIVE
 from ackline.ui import pages, readings
 from ackline.ui.links import ActionMaker, Addresses
@@ -130,7 +131,7 @@ def index(dag_ids: DagIds, start: Start = 0) -> str:
 def pipeline(reading: Reading, dag_ids: DagIds, start: Start = 0) -> str:
     """Show one lane of a pipeline."""
     lanes = readings.lanes_with_tables(reading.name)
-    actions = _actions(reading, dag_ids).of_pipeline()
+    actions = _actions(reading, dag_ids).of_pipeline(reading.pending[PendingKind.RETRY] > 0)
     steps = readings.read_steps(reading)
     return pages.pipeline(reading, lanes, readings.failures(reading), actions, _addresses(), start, steps)
 
@@ -141,7 +142,10 @@ def partition(reading: Reading, dag_ids: DagIds, topic: Topic, partition: Partit
     tp = TopicPartition(topic, partition)
     for part in reading.partitions:
         if part.tp == tp:
-            actions = _actions(reading, dag_ids).of_partition(tp, part.floor, part.complete_to)
+            waiting = part.settled.state.pending_by_kind()[PendingKind.RETRY] > 0
+            actions = _actions(reading, dag_ids).of_partition(
+                tp, part.floor, part.complete_to, waiting, part.pending > 0
+            )
             return pages.partition(reading, part, actions, _addresses())
     raise HTTPException(404)
 
@@ -164,8 +168,10 @@ def record(reading: Reading, dag_ids: DagIds, topic: Topic, partition: Partition
     """Show what became of one record."""
     tp = TopicPartition(topic, partition)
     explained = readings.read_record(reading, tp, offset)
-    pending = explained is not None and explained.pending is not None
-    actions = _actions(reading, dag_ids).of_record(tp, offset, pending)
+    pending = explained.pending if explained is not None else None
+    waiting = pending is not None and pending.kind is PendingKind.RETRY
+    exists = any(part.tp == tp and offset < part.complete_to for part in reading.partitions)
+    actions = _actions(reading, dag_ids).of_record(tp, offset, pending is not None, waiting, exists)
     return pages.record(reading, tp, offset, explained, actions, _addresses())
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.ui.readings import Failure, LaneReading
 
@@ -110,30 +111,37 @@ class ActionMaker:
     dag_ids: Collection[str]
     addresses: Addresses
 
-    def of_pipeline(self) -> list[ReadyAction]:
-        """Returns what an operator may do with the whole pipeline."""
+    def of_pipeline(self, waiting: bool = True) -> list[ReadyAction]:
+        """Returns what an operator may do with the whole pipeline. `waiting` is whether a retry is pending."""
         return [
-            self._retry("Retry everything that is pending now", []),
+            *([self._retry("Retry everything that is pending now", [])] if waiting else []),
             self._backfill(
                 "Backfill the last two hours", ["--all", "--from", "2h ago"], {"all": True, "from": "2h ago"}
             ),
         ]
 
-    def of_partition(self, tp: TopicPartition, floor: int, complete_to: int) -> list[ReadyAction]:
-        """Returns what an operator may do with a partition."""
+    def of_partition(
+        self, tp: TopicPartition, floor: int, complete_to: int, waiting: bool = True, pending: bool = True
+    ) -> list[ReadyAction]:
+        """Returns what an operator may do with a partition: nothing that would change nothing. `waiting` is whether a
+        retry is pending, `pending` whether anything is."""
         return [
-            self._retry(f"Retry what is pending in {tp} now", [tp]),
-            self._skip(f"Skip what is pending below {complete_to}", tp, f"{floor}:{complete_to}"),
-            self._backfill(*_range(tp, floor, complete_to)),
+            *([self._retry(f"Retry what is pending in {tp} now", [tp])] if waiting else []),
+            *([self._skip(f"Skip what is pending below {complete_to}", tp, f"{floor}:{complete_to}")] * pending),
+            *([self._backfill(*_range(tp, floor, complete_to))] if floor < complete_to else []),
         ]
 
-    def of_record(self, tp: TopicPartition, offset: int, pending: bool) -> list[ReadyAction]:
-        """Returns what an operator may do with one record."""
+    def of_record(
+        self, tp: TopicPartition, offset: int, pending: bool, waiting: bool = True, exists: bool = True
+    ) -> list[ReadyAction]:
+        """Returns what an operator may do with one record; nothing with an offset that the lane has not read."""
+        if not exists:
+            return []
         again = self._backfill(*_range(tp, offset, offset + 1))
         if not pending:
             return [again]
         return [
-            self._retry("Retry this record now", [tp], offsets=str(offset)),
+            *([self._retry("Retry this record now", [tp], offsets=str(offset))] if waiting else []),
             self._skip("Skip this record", tp, str(offset)),
             again,
         ]
@@ -145,6 +153,8 @@ class ActionMaker:
             chosen = {"all": True, "outcome": "dead", "error_class": error_class}
             options = ["--all", "--outcome", "dead", "--error-class", error_class]
             return [self._backfill(f"Handle the dead records with {name} again", options, chosen)]
+        if kind != PendingKind.RETRY.value:
+            return []  # an answer or a dead letter ends these; a retry chooses none of them
         return [self._retry(f"Retry what failed with {name} now", [], error_class=error_class)]
 
     def _retry(self, title: str, tps: list[TopicPartition], **more: str) -> ReadyAction:
