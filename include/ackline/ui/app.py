@@ -133,7 +133,8 @@ def pipeline(reading: Reading, dag_ids: DagIds, start: Start = 0) -> str:
     lanes = readings.lanes_with_tables(reading.name)
     actions = _actions(reading, dag_ids).of_pipeline(reading.pending[PendingKind.RETRY] > 0)
     steps = readings.read_steps(reading)
-    return pages.pipeline(reading, lanes, readings.failures(reading), actions, _addresses(), start, steps)
+    topology = readings.read_topology(reading.name) if steps is not None else None
+    return pages.pipeline(reading, lanes, readings.failures(reading), actions, _addresses(), start, steps, topology)
 
 
 @app.get("/pipelines/{name}/partition")

@@ -24,11 +24,13 @@ from ackline.ledger.explain import (
 )
 from ackline.ledger.metrics import StepFigures, mean_and_max
 from ackline.ledger.offsets import TopicPartition, ValuedRange
+from ackline.pipeline.topology import Topology
 from ackline.tables.history import TurnTotals
 from ackline.ui import charts
 from ackline.ui.health import Health, PartitionReading, worst_first
 from ackline.ui.links import Addresses, ReadyAction
 from ackline.ui.readings import LAST_TURNS, MOST_RECORDS, FailingRecord, Failure, LaneReading, TurnReading
+from ackline.ui.step_chart import step_picture
 
 PARTITIONS_A_PAGE = 20
 TURNS_LISTED = 20
@@ -73,6 +75,7 @@ def index(
 def pipeline(
     reading: LaneReading, lanes: Sequence[str], failures: Sequence[Failure], actions: Sequence[ReadyAction],
     addresses: Addresses, start: int = 0, steps: StepFigures | None = None,
+    topology: Topology | None = None,
 ) -> str:  # fmt: skip
     """Returns the view of a lane, with PARTITIONS_A_PAGE partitions from number `start` on, the worst first. `steps` is
     what its steps did; None without steps."""
@@ -80,6 +83,7 @@ def pipeline(
     end = start + PARTITIONS_A_PAGE
     return _render(
         "pipeline.html", reading.name, addresses, refresh=True, reading=reading, lanes=lanes, partitions=partitions,
+        step_picture=step_picture(steps, topology, lambda: "#failing") if steps else None,
         failures=failures, actions=actions, picture=charts.partition_picture, steps=steps, milliseconds=mean_and_max,
         turns=list(reversed(reading.turns))[:TURNS_LISTED],
         more=addresses.pipeline(reading.name, reading.lane, end) if end < len(reading.partitions) else None,

@@ -18,7 +18,8 @@ from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import Pending, PendingKind
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
-from ackline.pipeline.folder import audit_root
+from ackline.pipeline.folder import audit_root, load_pipeline, pipelines_folder
+from ackline.pipeline.topology import Topology
 from ackline.tables.history import (
     TurnTotals,
     delta_versions,
@@ -207,6 +208,14 @@ def read_steps(reading: LaneReading) -> StepFigures | None:
         return None
     figures = step_figures(store_of(reading.name, reading.lane), reading.newest.turn)
     return figures if figures.steps else None
+
+
+def read_topology(name: str) -> Topology | None:
+    """Returns the steps and outputs of a pipeline as its file has them now; None if it has none, or can't be read."""
+    try:
+        return load_pipeline(pipelines_folder(), name).topology
+    except AcklineError:
+        return None
 
 
 def read_turn(name: str, lane: str, epoch: int, n: int) -> TurnReading | None:
