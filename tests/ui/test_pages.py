@@ -81,3 +81,21 @@ def test_the_process_that_holds_the_open_turn_is_named_and_its_texts_are_escaped
     page = pages.pipeline(reading, [LIVE], [], [], ADDRESSES)
     assert "lapsed: run run-7 on host &lt;b&gt;host&lt;/b&gt; (process" in page
     assert "lapsed" not in pages.pipeline(replace(reading, holder=None), [LIVE], [], [], ADDRESSES)
+
+
+def test_a_dead_record_has_the_command_that_prints_its_dead_letter() -> None:
+    def shown(state: str) -> str:
+        return pages.record(READING, TP, 7, OffsetExplanation(7, state, [], "…", 4), [], ADDRESSES)
+
+    assert "<pre>ackline dead orders orders 0 7</pre>" in shown("dead")
+    assert "ackline dead" not in shown("acked")
+
+
+def test_failing_records_show_the_last_error_once_and_the_attempts_as_bars() -> None:
+    records = [FailingRecord(TP, n, n, NOON - timedelta(minutes=n), None, "status 503") for n in (1, 2, 4)]
+    page = pages.failing(READING, "retry", "HTTPError", records, [], ADDRESSES)
+    assert page.count("status 503") == 2, "above the list, and at the record itself"
+    assert page.count(">the same<") == 2
+    assert [f'width="{width}" height="8"' in page for width in (10.0, 20.0, 40.0)] == [True] * 3
+    assert 'title="2026-03-01 11:59:00 UTC"' in page
+    assert "1 minute ago" in page or "60 seconds ago" in page

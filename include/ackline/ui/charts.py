@@ -288,6 +288,15 @@ def sparkline(turns: Iterable[Mapping[str, int]]) -> Markup:
     ).format(Markup("").join(bars))
 
 
+def attempts_bar(attempts: int, most: int) -> Markup:
+    """Returns a small bar of a record's attempts, beside the `most` of its list."""
+    width = round(max(SEEN, 40 * attempts / max(1, most)), 1)
+    return Markup(
+        '<svg class="attempts" viewBox="0 0 40 8" aria-hidden="true"><rect class="outcome failed" '
+        'width="{}" height="8"/></svg>'
+    ).format(width)
+
+
 def _nice(value: float) -> float:
     """Returns the next 1, 2 or 5 times a power of ten at or above a value."""
     power = 1.0

@@ -188,6 +188,12 @@ class ActionMaker:
         )
 
 
+def dead_command(name: str, lane: str, tp: TopicPartition, offset: int) -> str:
+    """Returns the command that prints a dead record and where its dead letter is."""
+    where = [] if lane == LIVE else ["--lane", lane]
+    return shlex.join(["ackline", "dead", name, tp.topic, str(tp.partition), str(offset), *where])
+
+
 def _range(tp: TopicPartition, start: int, end: int) -> tuple[str, list[str], dict[str, Any]]:
     chosen = f"{tp.topic}:{tp.partition}:{start}-{end}"
     return f"Backfill {tp} [{start}, {end})", [chosen], {"ranges": [chosen]}

@@ -24,11 +24,12 @@ from ackline.ledger.explain import (
 )
 from ackline.ledger.metrics import StepFigures, mean_and_max
 from ackline.ledger.offsets import TopicPartition, ValuedRange
+from ackline.ledger.outcomes import Outcome
 from ackline.pipeline.topology import Topology
 from ackline.tables.history import TurnTotals
 from ackline.ui import charts
 from ackline.ui.health import Health, PartitionReading, worst_first
-from ackline.ui.links import Addresses, ReadyAction
+from ackline.ui.links import Addresses, ReadyAction, dead_command
 from ackline.ui.readings import LAST_TURNS, MOST_RECORDS, FailingRecord, Failure, LaneReading, TurnReading
 from ackline.ui.step_chart import step_picture
 
@@ -123,9 +124,13 @@ def failing(
     addresses: Addresses,
 ) -> str:  # fmt: skip
     """Returns the list of the records that fail with an error class."""
+    failed = [one for one in records if one.at is not None]
     return _render(
         "failures.html", f"{error_class or 'no error class'} · {reading.name}", addresses, refresh=True,
         reading=reading, kind=kind, error_class=error_class, records=records, actions=actions, limit=MOST_RECORDS,
+        last=max(failed, key=lambda one: one.at or reading.now) if failed else None,
+        since=min(one.at for one in failed if one.at) if failed else None,
+        most=max((one.attempts for one in records), default=0), attempts_bar=charts.attempts_bar,
     )  # fmt: skip
 
 
@@ -137,6 +142,8 @@ def record(
     return _render(
         "record.html", f"{tp} {offset} · {reading.name}", addresses, refresh=True, reading=reading, tp=tp,
         offset=offset, record=explained, actions=actions,
+        letter=dead_command(reading.name, reading.lane, tp, offset)
+        if explained is not None and explained.state == Outcome.DEAD.value else None,
     )  # fmt: skip
 
 
