@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackline.ledger.commit_rule import Committed
+from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange
@@ -113,14 +113,18 @@ class StoredLane:
                    "pending_retry": len(pending), "committed": before.floor}  # fmt: skip
         planned = PlannedPartition(
             "id", OffsetRange(start, end), (), before.floor, before.complete_to,
-            LogBounds(part.log_start, part.log_end), committed=Committed(before.floor, ""),
+            LogBounds(part.log_start, part.log_end), committed=self._committed(before.floor, n - 1),
         )  # fmt: skip
         settled = SettledPartition(
             "id", before.floor, part.state, {name: n for name, n in counts.items() if n}, 0, None,
-            Committed(before.floor, ""), metrics={name: float(value) for name, value in figures.items()},
+            self._committed(before.floor, n - 1), metrics={name: float(value) for name, value in figures.items()},
         )  # fmt: skip
         failed = [self._row(run.start, run.value.attempts, Outcome.FAILED, at) for run in pending]
         return planned, settled, failed, [self._row(offset, 0, Outcome.DEAD, at) for offset in dying]
+
+    def _committed(self, floor: int, n: int) -> Committed:
+        """Returns the commit of turn `n`, as this ledger makes it."""
+        return Committed(floor, CommitMetadata(self.store.ledger_id(), self.store.pipeline, 0, n).encode())
 
     def _pending(self, attempts: int, at: datetime) -> Pending:
         return Pending(PendingKind.RETRY, attempts, at + timedelta(minutes=30), self.error_class)
