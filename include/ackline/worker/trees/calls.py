@@ -84,8 +84,13 @@ class TreeCalls:
     @property
     def full(self) -> bool:
         """Whether what the calls have emitted is so much that the batch should end."""
-        tuples, outputs = self._tuples, self._outputs
-        return tuples.size >= MAX_BYTES or len(tuples.steps) >= MAX_ROWS or (outputs is not None and outputs.full)
+        return self.fill >= 1
+
+    @property
+    def fill(self) -> float:
+        """How much the calls have emitted, in parts of what a batch should hold: at 1 it should end."""
+        of_outputs = 0.0 if self._outputs is None else self._outputs.fill
+        return max(self._tuples.size / MAX_BYTES, len(self._tuples) / MAX_ROWS, of_outputs)
 
     def end(self) -> Ended:
         """Stages or sends what was emitted to outputs, before the events leave the task: a row that does not fit fails

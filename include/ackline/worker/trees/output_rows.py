@@ -122,7 +122,12 @@ class OutputRows:
     @property
     def full(self) -> bool:
         """Whether the rows that wait are so large that they should be flushed."""
-        return self._size >= _MAX_WAITING_BYTES
+        return self.fill >= 1
+
+    @property
+    def fill(self) -> float:
+        """How much waits, in parts of what may wait: at 1 it should be written."""
+        return self._size / _MAX_WAITING_BYTES
 
     def add(self, output: Output, row: OutputRow) -> None:
         """Adds a row for an output."""

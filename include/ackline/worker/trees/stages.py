@@ -32,7 +32,8 @@ from ackline.worker.trees.isolated import CALLS_A_REQUEST, IsolatedTreeCalls, tr
 from ackline.worker.trees.output_rows import OutputRows
 from ackline.worker.trees.rows import UNTRACKED, EdgeNumbers, Edges, seed_of
 
-_PORTION = 500
+_FIRST_PORTION = 20
+_MAX_PORTION = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ class SourceRun(TaskRun):
         super().__init__(settings, source)
         assert settings.replay.topology is not None
         self._outbox = Outbox()
+        self._portion = _FIRST_PORTION
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         super().__exit__(kind, error, trace)
@@ -141,6 +143,9 @@ class SourceRun(TaskRun):
         self._calls += outcomes.calls
         if isinstance(self._trees, IsolatedTreeCalls):
             self._trees.deliver_records(records, outcomes, self._seeds)
+        # A portion at most doubles, so that a few small records before large ones do not make it long at once.
+        fits = int(len(records) / max(self._trees.fill, 1e-9))
+        self._portion = max(1, min(fits, 2 * self._portion, _MAX_PORTION))
         ended = self._trees.end()
         if len(ended.events):
             records, outcomes = self._without_open_trees(records, outcomes, ended)
@@ -179,9 +184,13 @@ class SourceRun(TaskRun):
         )
 
     def portions(self, records: Records) -> Iterator[Records]:
-        """Yields the records in small portions: each may emit many tuples, which wait here until they are sent."""
-        for start in range(0, len(records), _PORTION):
-            yield records.slice(start, _PORTION)
+        """Yields the records in small portions: what they emit waits here until it is sent. The length of a portion
+        follows how much the records of the portion before it emitted."""
+        start = 0
+        while start < len(records):
+            length = self._portion  # handling the portion changes it
+            yield records.slice(start, length)
+            start += length
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yields rows for steps and the acker, as soon as they are many."""

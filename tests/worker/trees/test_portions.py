@@ -1,0 +1,82 @@
+"""How many records the task that reads them handles at once, and what it holds of their tuples meanwhile."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ackline.handler import Emit, Record, Tuple
+from ackline.worker.trees import stages
+from ackline.worker.trees.batch import Ended
+from ackline.worker.trees.calls import TreeCalls
+from tests.worker.task_lab import TaskLab
+from tests.worker.trees.stages import steps_of
+
+SIZE = 500
+MANY = f"{__name__}:many"
+seen: list[tuple[int, int, bytes]] = []
+
+
+def many(record: Record) -> Iterator[Emit]:
+    """Emits as many tuples as the value says, and fails after them if the key says so."""
+    for number in range(int(record.value or b"0")):
+        yield Emit(bytes([number % 256]) * SIZE, key=str(number % 7))
+    if record.key == b"fail":
+        raise ValueError("no")
+
+
+def end(given: Tuple) -> None:
+    """Fails the tuples that hold the byte 3."""
+    seen.append((given.origins[0].offset, len(given.value), given.value[:1]))
+    if given.value[:1] == b"\3":
+        raise ValueError("three")
+
+
+STEPS = steps_of({"name": "end", "handler": f"{__name__}:end", "input": "source", "group_by": "key"})
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tuples each batch of the task held at its end."""
+    counts: list[int] = []
+    end_batch = TreeCalls.end
+
+    def counted(calls: TreeCalls) -> Ended:
+        ended = end_batch(calls)
+        counts.append(sum(rows.num_rows for rows in ended.rows))
+        return ended
+
+    monkeypatch.setattr(TreeCalls, "end", counted)
+    return counts
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_portion_holds_no_more_tuples_than_a_batch_should(tasks: TaskLab, held: list[int], isolated: bool) -> None:
+    tp = tasks.put(*[b"400"] * 60)
+    job = tasks.ran(MANY, {tp: (0, 60)}, topology=STEPS, isolated=isolated)
+    assert len(tasks.outcomes(job)) == 60
+    assert 400 <= max(held) <= 10_000
+
+
+def test_records_that_emit_more_than_a_batch_should_hold_are_handled_in_short_portions(
+    tasks: TaskLab, held: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "_FIRST_PORTION", 2)
+    tp = tasks.put(*[b"6000"] * 5)
+    tasks.ran(MANY, {tp: (0, 5)}, topology=STEPS)
+    assert [count for count in held if count][:4] == [12_000, 6_000, 6_000, 6_000]
+
+
+def test_the_length_of_a_portion_changes_no_outcome_and_no_tuple(
+    tasks: TaskLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for longest in (1, 2, 500):
+        monkeypatch.setattr(stages, "_FIRST_PORTION", longest)
+        monkeypatch.setattr(stages, "_MAX_PORTION", longest)
+        seen.clear()
+        tp = tasks.put(b"0", b"3", b"4", b"300", b"x", b"1", b"2")
+        tasks.put_records(tp, [(b"fail", b"2"), (None, b"3")])
+        job = tasks.ran(MANY, {tp: (0, 9)}, topology=STEPS)
+        found.append((tasks.outcomes(job), sorted(seen)))
+    assert found[0] == found[1] == found[2]
+    assert {outcome for _, outcome, _ in found[0][0]} == {"acked", "failed"}
