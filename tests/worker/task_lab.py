@@ -69,6 +69,12 @@ class TaskLab(Lab):
 
     def run(self, job: ReplayJob, on_progress: Progress | None = None) -> ReplayResult:
         """Runs the tasks of a job, and commits its files as the replay step does."""
+        result = self.replayed(job)
+        self.commit(job, result)
+        return result
+
+    def replayed(self, job: ReplayJob) -> ReplayResult:
+        """Runs the tasks of a job, and commits nothing."""
         once, turn = job.settings.once, job.target.turn
         with open_task_folder(job.target.root, turn, once) if once else nullcontext() as folder:
             handler = load_functions_of_job(job.settings)
@@ -79,7 +85,6 @@ class TaskLab(Lab):
             rows = self._rows(job, TaskSettings(job.target, job.settings, tier, topic, None, folder, tps))
             result = result_of(rows, job.settings.topology)
         check_counts(result, job)
-        self.commit(job, result)
         return result
 
     def _rows(self, job: ReplayJob, task: TaskSettings) -> list[SimpleNamespace]:
