@@ -31,7 +31,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from ackline.errors import FatalError
 from ackline.scrub import scrub_address
 from ackline.tables.append import retry_beside_rivals
-from ackline.tables.errors import cause_of, is_outage, is_storage_error
+from ackline.tables.errors import DamagedError, cause_of, is_outage, is_storage_error, storage_errors, unusable
 from ackline.tables.files import DataFile, DataFileWriter
 from ackline.tables.folder import Folder
 from ackline.tables.output_table import partition_path, partition_text
@@ -282,15 +282,21 @@ class Compactor(ABC, Generic[Table]):
         causes = {}
         for file in files:
             try:
-                rows, stated = sum(rows.num_rows for rows in self._groups(schema, [file])), file.get("num_records")
+                with storage_errors(self.table.uri, self._unreadable):
+                    rows, stated = sum(rows.num_rows for rows in self._groups(schema, [file])), file.get("num_records")
                 if stated is not None and rows != stated:
-                    causes[file["path"]] = f"it holds {rows} rows, and the log states {stated}"
-            except Exception as error:
-                if not is_storage_error(error) or is_outage(error):
-                    raise
-                causes[file["path"]] = cause_of(error, self.table.uri)
+                    raise DamagedError(f"it holds {rows} rows, and the log states {stated}")
+            except DamagedError as damage:
+                causes[file["path"]] = str(damage)
         if causes:
             raise DamagedFilesError(causes)
+
+    def _unreadable(self, error: BaseException) -> Exception:
+        """Returns what a file that can't be read is found to be. An object store that does not answer says nothing of
+        its files."""
+        if is_outage(error):
+            return unusable(f"the table {self.table.name}", error, self.table.uri)
+        return DamagedError(cause_of(error, self.table.uri))
 
     def _groups(self, schema: pa.Schema, files: Sequence[File]) -> Iterator[pa.Table]:
         """Yields the rows of files in row groups. A column that a file does not have, because it was added later, is
