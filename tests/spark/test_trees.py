@@ -119,8 +119,8 @@ def test_s63_rows_of_events_that_came_twice_or_late_change_nothing(lab: Lab) -> 
     for time in (2, 1):
         packed = PackedEvents()
         for offset in (7, BLOCK + 7):
-            packed.add(event(format_, offset, -1, 11, 5, 1, 0, time))
-            packed.add(event(format_, offset, 0, 5, 5, -1, 1, time))
+            packed.add(event(format_, offset, -1, 5, 1, 0, time))
+            packed.add(event(format_, offset, 0, 5, -1, 1, time))
         rows += [{"key": block.key, "tp": 0, "offset": block.number, "payload": p} for block, p in packed.take()]
     names = ROWS_SCHEMA.names
     frame = lab.spark.createDataFrame([tuple(row.get(name) for name in names) for row in reversed(rows)], ROWS)
@@ -133,9 +133,9 @@ def test_s63_rows_of_events_that_came_twice_or_late_change_nothing(lab: Lab) -> 
         assert sums == ([0], [1], [[0]], [[1]])
 
 
-def event(format_: EventFormat, offset: int, by: int, edge: int, xor: int, open_: int, acked: int, time: int) -> Events:
+def event(format_: EventFormat, offset: int, by: int, xor: int, open_: int, acked: int, time: int) -> Events:
     """An event of a topology of one step; by the source if `by` is -1."""
     row = np.zeros(1, format_.dtype)
     row["offset"], row["attempt"], row["time"], row["by"], row["sources"] = offset, 1, time, by, int(by == -1)
-    row["edge"], row["xor"], row["open"], row["acked"] = edge, xor, open_, acked
+    row["xor"], row["open"], row["acked"] = xor, open_, acked
     return Events(np.zeros(1, np.int64), row)

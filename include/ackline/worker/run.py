@@ -337,7 +337,11 @@ def _unreadable(row: int, time: int) -> RowOutcome:
 def check_start(settings: TaskSettings, name: str) -> None:
     """Checks that the task `name` of this part may start. Raises what `TaskFolder.check` raises."""
     if settings.folder is not None:
-        # The number of the part is the same in each attempt. Spark may make one part of a fresh read and an exact read
-        # that have one part each, so a marker names both.
-        context = TaskContext.get()
-        settings.folder.check(f"{context.partitionId() if context is not None else 0}-{name}")
+        # Spark may make one part of a fresh read and an exact read that have one part each, so a marker names both.
+        settings.folder.check(f"{part_of_task()}-{name}")
+
+
+def part_of_task() -> int:
+    """Returns the number of this task among those of its stage, which is the same in each attempt; 0 outside Spark."""
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0

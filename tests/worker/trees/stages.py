@@ -52,8 +52,8 @@ class Lab:
     def run(self, records: Mapping[int, object], attempt: int = 1) -> dict[int, RowOutcome | None]:
         """Returns the outcome of each record that emitted something, by offset; None if it is acked."""
         waiting: list[SentTuple] = []
-        for part in self._dealt(sorted(records)):
-            calls = self._calls()
+        for number, part in enumerate(self._dealt(sorted(records))):
+            calls = self._calls(SOURCE_STEP, number)
             for offset in part:
                 record = Record(TP.topic, TP.partition, offset, None, None, records[offset], (), attempt)
                 calls.call_source(self.source, record, SEEDS if self.tracked else None)
@@ -99,8 +99,8 @@ class Lab:
         for sent in tuples:
             by_key[sent.key].append(sent)
         sent_on: list[SentTuple] = []
-        for keys in self._dealt(list(by_key)):
-            calls = self._calls(step.number)
+        for number, keys in enumerate(self._dealt(list(by_key))):
+            calls = self._calls(step.number, number)
             for key in keys:
                 order = sorted(by_key[key], key=lambda sent: sent.edges) if step.join else by_key[key]
                 given = [self._input(calls, sent) for sent in order]
@@ -120,8 +120,8 @@ class Lab:
             self.random.choice(tasks).append(item)
         return tasks
 
-    def _calls(self, step: int = SOURCE_STEP) -> TreeCalls:
-        return TreeCalls(self.topology, self.handlers, [TP], lambda: NOW, step=step)
+    def _calls(self, step: int = SOURCE_STEP, part: int = 0) -> TreeCalls:
+        return TreeCalls(self.topology, self.handlers, [TP], lambda: NOW, step=step, part=part)
 
     def _input(self, calls: TreeCalls, sent: SentTuple) -> Input:
         numbers = tuple(calls.batch.edges.add_input_edge(*root, edge) for root, edge in sent.edges)

@@ -42,30 +42,27 @@ def test_s61_one_failed_child_fails_its_record_alone() -> None:
 
 
 def test_s61_each_attempt_has_edges_of_its_own() -> None:
-    edges = []
-    for attempt in (1, 2):
-        lab = Lab(TWO, each_item, [pass_on, nothing])
-        lab.run({0: ["a", "b"]}, attempt)
-        edges.append({int(event.rows["edge"][0]) for _, event in lab.events})
-    assert not edges[0] & edges[1]
+    assert not edges_of(1, attempt=1) & edges_of(1, attempt=2)
 
 
 def test_the_same_attempt_has_the_same_edges_however_its_tuples_are_dealt() -> None:
-    def ids(seed: int) -> set[int]:
-        lab = Lab(TWO, each_item, [pass_on, nothing])
-        lab.random.seed(seed)
-        sent: list[int] = []
+    assert len(edges_of(1)) == 6
+    assert edges_of(1) == edges_of(2)
 
-        def note(each: SentTuple) -> bool:
-            sent.append(each.edges[0][1])
-            return False
 
-        lab.lose = note
-        lab.run({0: ["a", "b", "c"]})
-        return set(sent)
+def edges_of(seed: int, attempt: int = 1) -> set[int]:
+    """The edges of the tuples that one record sends to the steps of TWO, dealt to tasks by a seed."""
+    lab = Lab(TWO, each_item, [pass_on, nothing])
+    lab.random.seed(seed)
+    sent: list[int] = []
 
-    assert len(ids(1)) == 6
-    assert ids(1) == ids(2)
+    def note(each: SentTuple) -> bool:
+        sent.append(each.edges[0][1])
+        return False
+
+    lab.lose = note
+    lab.run({0: ["a", "b", "c"]}, attempt)
+    return set(sent)
 
 
 def test_s62_the_reason_names_the_step_that_holds_the_tuple() -> None:

@@ -172,9 +172,9 @@ class IsolatedLab(Lab):
 
     isolated: IsolatedTreeCalls
 
-    def _calls(self, step: int = SOURCE_STEP) -> TreeCalls:
+    def _calls(self, step: int = SOURCE_STEP, part: int = 0) -> TreeCalls:
         calls = IsolatedTreeCalls.__new__(IsolatedTreeCalls)
-        TreeCalls.__init__(calls, self.topology, (), [TP], lambda: 1_000_000, step=step)
+        TreeCalls.__init__(calls, self.topology, (), [TP], lambda: 1_000_000, step=step, part=part)
         calls.process, calls._called_ahead, calls._limit = self.isolated.process, {}, None
         return calls
 

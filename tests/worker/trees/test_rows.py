@@ -33,7 +33,7 @@ class Event:
 
     root: Root
     by: int
-    edge: int
+    batch: tuple[int, int]
     xor: int
     time: int
     timestamp: int | None
@@ -52,7 +52,7 @@ class Event:
         """The event as the tasks add it."""
         timestamp = NO_TIMESTAMP if self.timestamp is None else self.timestamp
         row = (
-            self.root.offset, self.edge, self.xor, self.time, timestamp, NOT_BEGUN, self.root.attempt, self.by,
+            self.root.offset, self.xor, self.time, timestamp, NOT_BEGUN, *self.batch, self.root.attempt, self.by,
             self.sources, self.open, self.acked,
         )  # fmt: skip
         return Events(
@@ -72,7 +72,7 @@ def events(draw: st.DrawFn) -> Event:
     return Event(
         root,
         by,
-        draw(U64),
+        draw(st.tuples(st.integers(0, 2), st.integers(0, 2))),
         draw(U64),
         draw(st.integers(0, 1 << 60)),
         draw(st.integers(-5, 5)) if by == -1 else None,
@@ -98,7 +98,7 @@ def rows_of(sent: list[Event], random: Random) -> dict[Block, list[bytes]]:
 
 
 @settings(max_examples=300)
-@given(st.lists(events(), min_size=1, max_size=12, unique_by=lambda e: (e.root, e.edge, e.by)), st.randoms())
+@given(st.lists(events(), min_size=1, max_size=12, unique_by=lambda e: (e.root, e.batch, e.by)), st.randoms())
 def test_s63_the_sums_are_those_of_each_event_once_however_often_and_in_which_order_it_comes(
     sent: list[Event], random: Random
 ) -> None:
@@ -141,7 +141,7 @@ def expected(root: Root, sent: list[Event]) -> tuple[object, ...]:
 def test_events_of_several_blocks_are_divided() -> None:
     """One call may add events of any number of blocks."""
     roots = [Root(0, 1, 1), Root(0, BLOCK - 1, 1), Root(0, BLOCK, 1), Root(1, 0, 1)]
-    columns = [Event(root, 0, 1, 1, 1, None, None, b"n", [0, 0], [0, 0]).columns() for root in roots]
+    columns = [Event(root, 0, (0, 1), 1, 1, None, None, b"n", [0, 0], [0, 0]).columns() for root in roots]
     packed = PackedEvents()
     packed.add(
         Events(
@@ -189,15 +189,6 @@ def test_edges_given_as_columns_are_those_given_one_by_one() -> None:
         single.add_input_edge(*row)
     assert several.add_input_edges(*zip(*rows[1:], strict=True)) == 1
     assert several.resolve().edges((0, 1, 2)) == single.resolve().edges((0, 1, 2))
-
-
-def test_the_first_edge_of_a_root_is_the_one_that_was_given_first() -> None:
-    columns = EdgeColumns()
-    for root, edge in (((0, 7, 1), 30), ((0, 5, 1), 20), ((0, 7, 1), 10)):
-        columns.add_input_edge(*root, edge)
-    resolved = columns.resolve()
-    assert resolved.roots.offsets.tolist() == [5, 7]
-    assert resolved.ids[resolved.firsts].tolist() == [20, 30]
 
 
 MIB = 1 << 20

@@ -119,7 +119,7 @@ def test_a_join_gets_all_tuples_of_a_key_however_they_are_divided_into_batches(m
 
 
 def test_a_join_that_emits_much_ends_its_batches_between_two_keys() -> None:
-    """A tuple of the next key, taken too early, would make an event that hides the one of its call."""
+    """Each of these batches has an event of the record, and each event counts."""
     rows = sent_rows(LARGE, [large, end], 1, lambda _: [Emit(n, key=n) for n in range(60)])
     tuples = rows.filter(pc.is_valid(rows["step"])).sort_by([("key", "ascending")])
     found = list(handle_step(task_settings(LARGE), LARGE.steps[0])(iter([tuples])))

@@ -127,10 +127,13 @@ class SentTuples:
 class Batch:
     """The calls of one batch: those of step `step`, and of the steps that run in the same task after it.
 
-    A call that acks notes the numbers of its edges, and nothing else: most calls do.
+    `part` is the number of the task among those of the step, and `number` that of the batch in the task. A call that
+    acks notes the numbers of its edges, and nothing else: most calls do.
     """
 
     step: int
+    part: int = 0
+    number: int = 0
     edges: EdgeColumns = field(default_factory=EdgeColumns)
     closed: list[int] = field(default_factory=list)
     """The edges of tuples that step `step` acked, failed or skipped."""
@@ -154,8 +157,8 @@ class Batch:
         roots, count, steps = resolved.roots, len(resolved.roots.tps), format_.steps
         rows = np.zeros(count, format_.dtype)
         rows["offset"], rows["attempt"] = roots.offsets, roots.attempts
-        rows["edge"] = resolved.ids[resolved.firsts]
-        rows["by"], rows["sources"] = self.step, int(self.step == SOURCE_STEP)
+        rows["by"], rows["part"], rows["batch"] = self.step, self.part, self.number
+        rows["sources"] = int(self.step == SOURCE_STEP)
         rows["time"] = time
         rows["timestamp"], rows["begun"] = NO_TIMESTAMP, NOT_BEGUN
         closed, opened = _array(self.closed), _array(chain.from_iterable(sent.edges))
@@ -178,8 +181,8 @@ class Batch:
                 rows["acked"][resolved.root_of[number], step] += done
         dues = {int(resolved.root_of[edge]): due for edge, due in self.dues}
         events = Events(roots.tps, rows, notes := self._notes(resolved), dues=dues)
-        # A root without a call in this batch gets no event. The acker keeps one event for each root, edge and step, so
-        # such an event would hide the event of the later call.
+        # Of a root that had no call in this batch there is nothing to send: edges are added for a whole Arrow batch
+        # of tuples, and the calls may end earlier.
         is_called = rows["sources"].astype(np.bool_) | rows["open"].any(axis=1) | rows["acked"].any(axis=1)
         is_called[list(notes)] = True  # a join that holds all its tuples closes no edge, and may have emitted a bad row
         return events if is_called.all() else events.take(np.flatnonzero(is_called))

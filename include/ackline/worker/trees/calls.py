@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from time import perf_counter_ns
 from typing import Any
 
@@ -47,7 +48,8 @@ class TreeCalls:
     """The calls of one task, batch by batch: after each batch call `end`, or nothing of it counts.
 
     `handlers` are those of the steps, by number. `topic_partitions` are those of the job, which roots are numbered by.
-    `step` is the number of the step whose tuples the task gets, -1 in a task that reads records.
+    `step` is the number of the step whose tuples the task gets, -1 in a task that reads records, and `part` the number
+    of the task among those of its step: the acker tells batches by both and by their number in the task.
     """
 
     def __init__(
@@ -59,13 +61,15 @@ class TreeCalls:
         outputs: OutputRows | None = None,
         edge_log: EdgeLog | None = None,
         step: int = SOURCE_STEP,
+        part: int = 0,
     ) -> None:
         self._outputs = outputs
         self._edge_log = edge_log
         self._handlers = handlers
         self._topic_partitions = topic_partitions
         self._now = now
-        self._step = step
+        self._step, self._part = step, part
+        self._batches = count()
         self._reader = AnswerReader(topology)
         self._takers = _takers(topology)
         self._format = EventFormat(len(topology.steps))
@@ -75,7 +79,7 @@ class TreeCalls:
 
     def begin(self) -> None:
         """Begins a batch, and forgets the calls since the last `end`."""
-        self.batch = Batch(self._step)
+        self.batch = Batch(self._step, self._part, next(self._batches))
         self._tuples = SentTuples()
         self.figures.begin()
         self._logged: list[Callable[[Resolved], None]] = []

@@ -199,35 +199,40 @@ class Sums:
     dues: list[int | None]
 
 
+_IDENTITY = ("offset", "attempt", "by", "part", "batch")
+"""What no two events of a topic-partition share."""
+
+
 class EventFormat:
     """How the events of a topology with this many steps are packed."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self.dtype = np.dtype(
-            [("offset", "<i8"), ("edge", "<u8"), ("xor", "<u8"),
+            [("offset", "<i8"), ("xor", "<u8"),
              ("time", "<i8"), ("timestamp", "<i8"), ("begun", "<i8"),
-             ("attempt", "<i4"), ("by", "<i2"), ("sources", "<i2"),
+             ("part", "<i4"), ("batch", "<i4"), ("attempt", "<i4"), ("by", "<i2"), ("sources", "<i2"),
              ("open", "<i4", (steps,)), ("acked", "<i8", (steps,))]
         )  # fmt: skip
         """What a batch of calls did for one root. `xor` is the XOR of all edges that they created or closed. By the
         number of the step, `open` counts the tuples that they sent there less those that they closed there, and `acked`
         those that they acked, and FAILED times those that failed. `sources` is 1 in the event of the record's own call.
-        `by` is the step of the first call, -1 for the source, and `edge` the edge of its tuple: no other event of the
-        root has both. `time` is when the calls had returned and `timestamp` the record's, in microseconds since 1970;
-        `begun` is when the source was called, in nanoseconds."""
+        `by` is the step of the task, -1 for the source, `part` the number of the task among those of that step, and
+        `batch` that of the batch in the task: no other event of the root has all three. `time` is when the calls had
+        returned and `timestamp` the record's, in microseconds since 1970; `begun` is when the source was called, in
+        nanoseconds."""
 
     def sums(self, payloads: Iterable[bytes]) -> Sums:
         """Returns the sums by root, given the rows of one block. Neither order nor repetition of events matters.
 
-        Events of one root with the same edge and step are one: only the first of them counts. So a part of a stage
-        that ran twice changes no sum; a bare XOR would cancel it.
+        Events of one root that the same batch of the same task has made are one: only the first of them counts. So
+        rows that come twice change no sum; a bare XOR would cancel them.
         """
         contents: list[tuple[bytes, list[Extra]]] = [pickle.loads(payload) for payload in payloads]
         events = np.frombuffer(b"".join(packed for packed, _ in contents), self.dtype)
-        events = events[np.lexsort((events["by"], events["edge"], events["attempt"], events["offset"]))]
+        events = events[np.lexsort([events[name] for name in _IDENTITY[::-1]])]
         begins_root = _changes(events["offset"]) | _changes(events["attempt"])
-        distinct = begins_root | _changes(events["edge"]) | _changes(events["by"])
+        distinct = np.logical_or.reduce([_changes(events[name]) for name in _IDENTITY])
         events, starts = events[distinct], np.flatnonzero(begins_root[distinct])
         roots = events[starts]
         notes, key_hashes, dues = _by_root(extra for _, extras in contents for extra in extras)

@@ -24,7 +24,7 @@ from ackline.worker.isolation.handler_process import Death, HandlerProcess
 from ackline.worker.isolation.serving import CallLog, Observer, serve_requests
 from ackline.worker.outcomes import Clock, Outcomes, RowOutcome, outcome_clock
 from ackline.worker.records import Records
-from ackline.worker.run import without_secrets
+from ackline.worker.run import part_of_task, without_secrets
 from ackline.worker.settings import ReplaySettings, TaskSettings
 from ackline.worker.streams import load_call
 from ackline.worker.trees.answers import Answer, Input, input_of
@@ -140,7 +140,8 @@ def tree_calls(settings: TaskSettings, now: Clock, outputs: OutputRows | None, s
     topology = settings.replay.topology
     assert topology is not None
     steps = load_steps(topology)
-    return TreeCalls(topology, steps, settings.topic_partitions, now, outputs, edge_log_of(settings), step)
+    tps = settings.topic_partitions
+    return TreeCalls(topology, steps, tps, now, outputs, edge_log_of(settings), step, part_of_task())
 
 
 class IsolatedTreeCalls(TreeCalls):
@@ -149,7 +150,7 @@ class IsolatedTreeCalls(TreeCalls):
     def __init__(self, settings: TaskSettings, now: Clock, outputs: OutputRows | None, step: int) -> None:
         replay, tps = without_secrets(settings.replay), settings.topic_partitions
         assert replay.topology is not None
-        super().__init__(replay.topology, (), tps, now, outputs, edge_log_of(settings), step)
+        super().__init__(replay.topology, (), tps, now, outputs, edge_log_of(settings), step, part_of_task())
         self._limit = replay.record_timeout
         self.process = HandlerProcess(
             PROGRAM, TreeProgram(replay, settings.tier, tps, step == SOURCE_STEP), self._limit

@@ -143,8 +143,6 @@ class Resolved:
     ids: UInt64s
     root_of: Int64s
     roots: RootColumns
-    firsts: Int64s
-    """By the number of the root, the first edge that led to one of its tuples."""
 
     def edges(self, numbers: EdgeNumbers) -> Edges:
         """Returns edges with their roots."""
@@ -211,7 +209,7 @@ class EdgeColumns:
         """Returns all edges that there are by now."""
         parents, positions = np.array(self.parents, np.int64), np.array(self.positions, np.uint64)
         given_ids = np.array(self._ids, np.uint64)
-        root_numbers, roots, firsts = self._distinct_roots()
+        root_numbers, roots = self._distinct_roots()
         ids, root_of = np.empty(len(parents), np.uint64), np.empty(len(parents), np.int64)
         known = parents == _GIVEN
         given, left = np.flatnonzero(known), np.flatnonzero(~known)
@@ -222,15 +220,14 @@ class EdgeColumns:
             ids[now] = edge_ids(ids[parents[now]], positions[now])
             root_of[now] = root_of[parents[now]]
             known[now] = True
-        return Resolved(ids, root_of, roots, given[firsts])
+        return Resolved(ids, root_of, roots)
 
-    def _distinct_roots(self) -> tuple[Int64s, RootColumns, Int64s]:
-        """Returns for each given edge the number of its root, the roots, and the first given edge of each."""
+    def _distinct_roots(self) -> tuple[Int64s, RootColumns]:
+        """Returns for each given edge the number of its root, and the roots."""
         columns = [np.array(column, np.int64) for column in (self._tps, self._offsets, self._attempts)]
-        order = np.lexsort(columns[::-1])  # stable: edges of one root stay in their order
+        order = np.lexsort(columns[::-1])
         begins = np.ones(len(order), np.bool_)
         begins[1:] = np.logical_or.reduce([np.diff(column[order]) != 0 for column in columns])
         numbers = np.empty(len(order), np.int64)
         numbers[order] = np.cumsum(begins) - 1
-        firsts = order[begins]
-        return numbers, RootColumns(*(column[firsts] for column in columns)), firsts
+        return numbers, RootColumns(*(column[order[begins]] for column in columns))
