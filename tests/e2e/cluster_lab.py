@@ -95,12 +95,13 @@ class Lane:
     handler: str = HANDLER
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    partitions: int = 2
 
     def __post_init__(self) -> None:
         broker, folder = self.machines.broker, self.shared
         folder.mkdir()
         (self.private / "pipelines").mkdir(parents=True)
-        broker.create_topic(self.name, 2)
+        broker.create_topic(self.name, self.partitions)
         self.configure(self.handler)
 
     def configure(self, handler: str, **changed: Any) -> None:
@@ -164,8 +165,8 @@ class Lane:
         return file.read_text() if file.exists() else ""
 
     def produce(self, count: int, gate: int | None = None) -> None:
-        """Produces records to both partitions; the handler waits at offset `gate` of partition 0."""
-        for partition in range(2):
+        """Produces records to each partition; the handler waits at offset `gate` of partition 0."""
+        for partition in range(self.partitions):
             values = [{"gate": str(self.gate)} if n == gate and partition == 0 else {} for n in range(count)]
             wire.produce(
                 self.machines.broker.bootstrap,

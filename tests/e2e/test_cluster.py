@@ -77,21 +77,29 @@ for now in {times!r}:
     })  # fmt: skip
 
 
-def killed_in_mid_handler(machines: Machines, name: str, guarantee: str) -> tuple[Lane, Ended]:
-    """Runs a pipeline, and kills the worker whose handler has the record with the gate. Returns how the run ended."""
-    lane = Lane(machines, name, settings={"guarantee": guarantee})
+KILLED = ["machine", "executor"]
+"""A worker machine with all that runs there, or the JVM of its executor alone. Spark finds out in different ways."""
+
+
+def killed_in_mid_handler(machines: Machines, killed: str, guarantee: str) -> tuple[Lane, Ended]:
+    """Runs a pipeline, and kills what calls the handler for the record with the gate. Returns how the run ended."""
+    lane = Lane(machines, f"{killed}-{guarantee.replace('_', '-')}", settings={"guarantee": guarantee})
     lane.produce(200, gate=100)
     run = lane.start()
     lane.wait_for_call(0, 100)
     assert wait_until(lambda: lane.folder_at_gate() != "", SECONDS)
-    busy = next(worker for worker in machines.cluster.workers if f"/{worker.name}/" in lane.folder_at_gate())
-    machines.cluster.remove(busy)
+    folder = lane.folder_at_gate()
+    if killed == "machine":
+        machines.cluster.remove(next(worker for worker in machines.cluster.workers if f"/{worker.name}/" in folder))
+    else:
+        machines.cluster.kill_executor(folder)
     lane.gate.touch()
     return lane, ended(run)
 
 
-def test_fault_7_a_worker_killed_in_mid_handler_loses_nothing_at_least_once(two_workers: Machines) -> None:
-    lane, run = killed_in_mid_handler(two_workers, "killed-at-least-once", "at_least_once")
+@pytest.mark.parametrize("killed", [KILLED[0], pytest.param(KILLED[1], marks=pytest.mark.deep)])
+def test_fault_7_a_worker_killed_in_mid_handler_loses_nothing_at_least_once(two_workers: Machines, killed: str) -> None:
+    lane, run = killed_in_mid_handler(two_workers, killed, "at_least_once")
     assert run.status == 0, run.errors
     assert run.printed["outcomes"] == {"acked": 400}
     calls = lane.calls()
@@ -101,9 +109,12 @@ def test_fault_7_a_worker_killed_in_mid_handler_loses_nothing_at_least_once(two_
 
 
 @pytest.mark.deep
-def test_i7_fault_7_a_worker_killed_in_mid_handler_repeats_nothing_at_most_once(two_workers: Machines) -> None:
+@pytest.mark.parametrize("killed", KILLED)
+def test_i7_fault_7_a_worker_killed_in_mid_handler_repeats_nothing_at_most_once(
+    two_workers: Machines, killed: str
+) -> None:
     """What it was handed and never reported is lost after the grace period."""
-    lane, run = killed_in_mid_handler(two_workers, "killed-at-most-once", "at_most_once")
+    lane, run = killed_in_mid_handler(two_workers, killed, "at_most_once")
     assert run.status == 1
     assert "Spark tried a task again under at_most_once" in run.errors
     assert set(lane.calls().values()) == {1}

@@ -1,14 +1,19 @@
-"""A shuffle that is lost between the steps of a tree, on a real standalone cluster: the turn is never half replayed."""
+"""A worker machine or an executor is killed while trees are on their way, on a real standalone cluster (fault 7).
+
+A turn is never half replayed, and no row of an execution that was killed is published.
+"""
 
 from collections import Counter
 from datetime import timedelta
 
 import pytest
+from deltalake import DeltaTable
 
 from ackline.local.processes import wait_until
+from tests.e2e import wire
 from tests.e2e.cluster_lab import HANDLER, SECONDS, START, Ended, Lane, Machines, ended
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 """A test has two runs, each of which starts a driver and executors."""
 
 
@@ -16,38 +21,73 @@ TREES = (
     HANDLER
     + """
 from ackline import Emit
+from ackline.worker.trees.acker import AckerRun
+
+FOLDER = os.path.dirname(os.environ.get("ACKLINE_JOURNAL", ""))
+seen = set()
+
+def wait_at(gate):
+    while not os.path.exists(gate):
+        with open(gate + "-folder", "w") as file:
+            file.write(os.getcwd())
+        time.sleep(0.05)
 
 def split(record):
     journal.handle(record)
+    seen.add(record.partition)
+    if len(seen) > 1 and os.path.exists(FOLDER + "/gate-of-second"):
+        wait_at(FOLDER + "/gate")
     yield Emit(record.value.decode(), key=record.offset)
 
 def work(given):
     with open(os.environ["ACKLINE_JOURNAL"] + "-of-step", "a") as file:
         file.write(f"{given.origins[0].partition} {given.origins[0].offset}\\n")
-    gate = json.loads(given.value).get("gate")
-    while gate and not os.path.exists(gate):
-        with open(gate + "-folder", "w") as file:
-            file.write(os.getcwd())
-        time.sleep(0.05)
+    if gate := json.loads(given.value).get("gate"):
+        wait_at(gate)
+    yield Emit({"n": given.key}, stream="items")
     yield Emit(None, key=given.key)
 
 def end(given):
     pass
+
+# A task of the acker runs no code of a user. This module is imported by the Python processes of the steps, and Spark
+# gives the tasks of the acker to the same processes.
+finish = AckerRun.finish
+
+def finish_at_gate(self):
+    if os.path.exists(FOLDER + "/gate-of-acker"):
+        wait_at(FOLDER + "/gate")
+    return finish(self)
+
+AckerRun.finish = finish_at_gate
 """
 )
 PER_PARTITION = 3_000
 """Records of a partition: so many that a step runs in two tasks, one on each worker."""
+LARGE = 10_000
+"""Records of a partition that a task of its own reads."""
 
 
-def shuffle_lost(machines: Machines, name: str, guarantee: str) -> tuple[Lane, Ended]:
-    """Runs a pipeline with steps. While one worker is within the first step, kills the other one, which holds half of
-    the tuples on their way: those that `split` has emitted, and those of its part of the step. Returns how it ended."""
+def tree(machines: Machines, name: str, guarantee: str, partitions: int = 2) -> Lane:
+    """Returns a pipeline with two steps, of which the first has an output table."""
     module = f"handler_of_{name.replace('-', '_')}"
     steps = [
         {"name": "first", "handler": f"{module}:work", "input": "source", "group_by": "key"},
         {"name": "second", "handler": f"{module}:end", "input": "first", "group_by": "key"},
     ]
-    lane = Lane(machines, name, TREES, {"guarantee": guarantee, "handler": f"{module}:split", "steps": steps})
+    settings = {
+        "guarantee": guarantee,
+        "handler": f"{module}:split",
+        "steps": steps,
+        "outputs": [{"from": "first.items", "table": "items"}],
+    }
+    return Lane(machines, name, TREES, settings, partitions=partitions)
+
+
+def shuffle_lost(machines: Machines, name: str, guarantee: str) -> tuple[Lane, Ended]:
+    """Runs a pipeline with steps. While one worker is within the first step, kills the other one, which holds half of
+    the tuples on their way: those that `split` has emitted, and those of its part of the step. Returns how it ended."""
+    lane = tree(machines, name, guarantee)
     lane.produce(PER_PARTITION, gate=100)
     run = lane.start()
     assert wait_until(lambda: lane.folder_at_gate() != "", SECONDS)
@@ -57,9 +97,35 @@ def shuffle_lost(machines: Machines, name: str, guarantee: str) -> tuple[Lane, E
     return lane, ended(run)
 
 
+def executor_killed(machines: Machines, place: str, guarantee: str) -> tuple[Lane, Ended]:
+    """Runs a pipeline with steps, and kills the executor whose task is in the first `step`, is in the `acker`, or reads
+    the `second` part of the records, after the executor has finished another part. Returns how the run ended."""
+    name = f"{place}-{guarantee.replace('_', '-')}"
+    lane = tree(machines, name, guarantee, partitions=3 if place == "second" else 2)
+    lane.produce(PER_PARTITION, gate=100 if place == "step" else None)
+    if place != "step":
+        (lane.shared / f"gate-of-{place}").touch()
+    if place == "second":
+        records = [wire.Write(b"{}")] * (LARGE - PER_PARTITION)
+        wire.produce(machines.broker.bootstrap, lane.name, records, 2)
+    run = lane.start()
+    assert wait_until(lambda: lane.folder_at_gate() != "", SECONDS)
+    machines.cluster.kill_executor(lane.folder_at_gate())
+    lane.gate.touch()
+    return lane, ended(run)
+
+
 def calls_of_step(lane: Lane) -> Counter[str]:
     """How often the first step got a tuple of each record."""
-    return Counter((lane.shared / "journal-of-step").read_text().splitlines())
+    file = lane.shared / "journal-of-step"
+    return Counter(file.read_text().splitlines() if file.exists() else [])
+
+
+def rows_of(lane: Lane) -> Counter[tuple[int, int]]:
+    """How often the output table has a row of each record."""
+    columns = ["_partition", "_offset"]
+    table = DeltaTable(str(lane.audit / lane.name / "outputs" / "items")).to_pyarrow_table(columns=columns)
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 @pytest.mark.deep
@@ -87,4 +153,57 @@ def test_i7_fault_7_a_shuffle_lost_between_steps_repeats_no_call_at_most_once(tw
     assert (later.status, later.printed["outcomes"]) == (0, {"lost": 2 * PER_PARTITION}), later.errors
     assert set(lane.calls().values()) == {1}
     assert set(calls_of_step(lane).values()) == {1}
+    assert lane.violations("--settled") == []
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("place", ["step", "acker"])
+def test_fault_7_an_executor_killed_behind_an_exchange_ends_the_run_and_the_turn_is_replayed_whole(
+    two_workers: Machines, place: str
+) -> None:
+    """The executor's part of the exchange is gone with it, for the files are its own. What it has staged for the output
+    table is never published (I16)."""
+    lane, run = executor_killed(two_workers, place, "at_least_once")
+    assert run.status == 1, run.errors
+    assert "the Spark job failed for now" in run.errors
+    assert (lane.table("outcomes"), lane.committed()) == ([], None)
+    assert set(lane.calls().values()) == {1}, "a part of the source ran again within the job"
+    assert lane.violations() == []
+    later = lane.run()
+    assert (later.status, later.printed["outcomes"]) == (0, {"acked": 2 * PER_PARTITION}), later.errors
+    assert set(lane.calls().values()) == {2}
+    assert (len(rows_of(lane)), set(rows_of(lane).values())) == (2 * PER_PARTITION, {1})
+    assert lane.violations("--settled") == []
+
+
+@pytest.mark.deep
+def test_fault_7_a_part_of_the_source_that_is_lost_with_its_executor_is_made_again_and_leaves_no_row_twice(
+    two_workers: Machines,
+) -> None:
+    """Spark makes a finished part again within the same stage, while another part of the stage still runs."""
+    lane, run = executor_killed(two_workers, "second", "at_least_once")
+    records = 2 * PER_PARTITION + LARGE
+    assert (run.status, run.printed["outcomes"]) == (0, {"acked": records}), run.errors
+    calls = Counter(partition for (partition, _), times in lane.calls().items() if times == 2)
+    assert any(times == (LARGE if partition == 2 else PER_PARTITION) for partition, times in calls.items()), calls
+    assert len(lane.calls()) == records
+    assert (len(rows_of(lane)), set(rows_of(lane).values())) == (records, {1})
+    assert lane.violations("--settled") == []
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("place", ["second", "step", "acker"])
+def test_i7_fault_7_an_executor_killed_in_any_stage_of_a_tree_repeats_no_call_at_most_once(
+    two_workers: Machines, place: str
+) -> None:
+    lane, run = executor_killed(two_workers, place, "at_most_once")
+    assert run.status == 1, run.errors
+    assert lane.table("outcomes") == []
+    assert lane.violations() == []
+    later = lane.run(START + timedelta(hours=2))
+    records = 2 * PER_PARTITION + (LARGE if place == "second" else 0)
+    assert (later.status, later.printed["outcomes"]) == (0, {"lost": records}), later.errors
+    assert set(lane.calls().values()) == {1}
+    assert set(calls_of_step(lane).values()) <= {1}
+    assert not (lane.audit / lane.name / "outputs").exists()
     assert lane.violations("--settled") == []

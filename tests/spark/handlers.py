@@ -2,10 +2,7 @@
 
 import ctypes
 import json
-import os
-import signal
 import sys
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -90,17 +87,6 @@ def column_calls_pandas(records: DataFrame) -> Column:
 def column_not_a_column(records: DataFrame) -> DataFrame:
     """Returns a DataFrame."""
     return records
-
-
-def dies_once(record: Record) -> None:
-    """Notes each call. At offset 700 kills its process, but only once."""
-    folder = Path(os.environ["DIES_ONCE"])
-    with (folder / "calls").open("a") as calls:
-        calls.write(f"{record.offset}\n")
-    died = folder / "died"
-    if record.offset == 700 and not died.exists():
-        died.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def by_deed(record: Record) -> None:

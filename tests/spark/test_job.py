@@ -1,7 +1,6 @@
 """A replay is one action: it reads each record once, calls the handler once, and stores nothing if it fails."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -11,13 +10,11 @@ from deltalake import DeltaTable
 from ackline.errors import FatalError, RangeGone, TransientError
 from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.ledger.outcomes import Outcome
-from ackline.local.broker import Broker
 from ackline.spark import lineage
 from ackline.spark.job import run_replay
 from ackline.spark.lineage import tasks_for
-from tests.conftest import MakeTopic
 from tests.kafka.kafka_log import delete_before, fill, put
-from tests.spark.lab import Lab, run_script
+from tests.spark.lab import Lab
 from tests.worker.isolation.lab import EXPECTED, GROUPED, SPLIT, WORDS, items
 
 JOURNAL = "tests.support.journal:handle"
@@ -142,51 +139,6 @@ def test_partitions_that_share_a_task_get_their_own_outcomes_in_their_order(lab:
     expected = [(*tp, offset, outcomes[tp][offset]) for tp in sorted(tps) for offset in range(*fresh[tp])]
     assert (rows, result.calls) == (expected, len(expected))
     assert set(result.fetches) <= set(tps)
-
-
-def run_and_die(
-    broker: Broker, topic: str, folder: Path, once: bool
-) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Runs a job over 2,000 records under `local[2,4]`, whose worker is killed at offset 700. Returns its output and
-    the offsets of the handler's calls."""
-    fill(broker, topic, 2000)
-    script = f"""
-import json
-from pathlib import Path
-from types import SimpleNamespace
-from ackline.ledger.offsets import TopicPartition
-from ackline.spark.session import open_session
-from tests.spark.lab import Lab
-
-broker = SimpleNamespace(bootstrap={broker.bootstrap!r})
-lab = Lab(open_session(), broker, Path({str(folder / "audit")!r}), Path("none"), None)
-job = lab.job("dies_once", {{TopicPartition({topic!r}, 0): (0, 2000)}}, once={once})
-result = lab.run(job)
-print(json.dumps({{"rows": lab.outcomes(job), "calls": result.calls}}))
-lab.spark.stop()
-"""
-    done = run_script(script, ACKLINE_SPARK_MASTER="local[2,4]", DIES_ONCE=str(folder))
-    assert (folder / "died").exists()
-    return done, (folder / "calls").read_text().split()
-
-
-def test_fault_7_the_task_of_a_killed_python_worker_is_done_again_and_leaves_no_row_twice(
-    broker: Broker, topic: MakeTopic, tmp_path: Path
-) -> None:
-    """Under `local[2,4]`, which may try each task four times."""
-    done, calls = run_and_die(broker, topic(), tmp_path, once=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    printed = json.loads(done.stdout.splitlines()[-1])
-    assert (printed["rows"], printed["calls"]) == ([[offset, "acked", None] for offset in range(2000)], 2000)
-    assert len(calls) > 2000, "the killed task's calls, and those of the task that replaced it"
-
-
-def test_s50_a_task_that_may_have_handled_its_records_is_not_done_again(
-    broker: Broker, topic: MakeTopic, tmp_path: Path
-) -> None:
-    done, calls = run_and_die(broker, topic(), tmp_path, once=True)
-    assert "Spark tried a task again under at_most_once" in done.stderr
-    assert len(calls) == len(set(calls))
 
 
 # ---- isolation: a handler in processes of its own, beside Spark's Python workers (faults 11 and 12)

@@ -10,10 +10,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import psutil
 
 from ackline.errors import FatalError
 from ackline.local.connection import LOOPBACK
@@ -179,6 +182,16 @@ class SparkCluster:
         """Kills a worker, and forgets it."""
         worker.kill()
         self.workers.remove(worker)
+
+    def kill_executor(self, folder: str) -> None:
+        """Kills the JVM of the executor whose working folder this is by SIGKILL. Its worker goes on."""
+        for process in psutil.process_iter(["cmdline"]):
+            if any("CoarseGrainedExecutorBackend" in word for word in process.info["cmdline"] or ()):
+                with suppress(psutil.Error):
+                    if process.cwd() == folder:
+                        process.kill()
+                        return
+        raise FatalError(f"no executor works in {folder}")
 
     def _make_network(self) -> None:
         if not self.separate:
