@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from tests.airflow.project import CANARY, SLOW_HANDLER, Project, drivers, produc
 from tests.airflow.statsd_receiver import Received
 from tests.conftest import MakeTopic
 from tests.e2e.wire import commit_offset, delete_records
+from tests.ui.test_page import text_of, view
 
 SECONDS = 400.0
 """The limit of a wait, which ends as soon as it can. On a loaded machine a task may be queued for minutes."""
@@ -114,9 +116,7 @@ def test_the_cron_of_a_pipeline_fires_beside_a_broken_one_that_is_named(
     log = airflow.log(dag, run, "replay")
     assert "Spark-Submit cmd" in log
     assert CANARY not in log
-    for task in ("plan", "replay", "settle"):
-        links = airflow.call("GET", f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/links")
-        assert links["extra_links"] == {"Audit": f"/ackline/pipelines/{pipeline}/run?{urlencode({'run_id': run})}"}
+    _check_the_page_that_tasks_link_to(airflow, pipeline, run, turns={1})
     assert wait_until(lambda: len(airflow.import_errors()) == 1, SECONDS, POLL_SECONDS)
     ((file, reason),) = airflow.import_errors().items()
     assert file.endswith("broken_pipelines.py")
@@ -135,6 +135,16 @@ def _check_it_was_scheduled_for_the_last_month(run: dict[str, Any]) -> None:
     assert (start.day, end.day) == (1, 1)
     assert timedelta(days=28) <= end - start <= timedelta(days=31)
     assert timedelta(0) <= datetime.now(UTC) - end <= timedelta(days=32)
+
+
+def _check_the_page_that_tasks_link_to(airflow: LocalAirflow, pipeline: str, run: str, turns: set[int]) -> None:
+    """The page shows the turns of the run."""
+    address = f"/pipelines/{pipeline}/run?{urlencode({'run_id': run})}"
+    for task in ("plan", "replay", "settle"):
+        links = airflow.call("GET", f"/dags/replay__{pipeline}/dagRuns/{run}/taskInstances/{task}/links")
+        assert links["extra_links"] == {"Audit": f"/ackline{address}"}
+    page = view(airflow, address)
+    assert {int(n) for n in re.findall(r"/turns/0/(\d+)", page)} - {0} == turns, text_of(page)
 
 
 def _check_metrics(statsd: Received, scheduled: Project, pipeline: str, source: str) -> None:
@@ -159,6 +169,7 @@ def _cleared(scheduled: Project, airflow: LocalAirflow, pipeline: str, source: s
     assert (scheduled.outcomes(pipeline), scheduled.committed(pipeline, source)) == (wanted, 3)
     calls = [(call.offset, call.attempt) for call in scheduled.calls() if call.topic == source]
     assert sorted(calls) == [(0, 1), (1, 1), (1, 2), (2, 1)]
+    _check_the_page_that_tasks_link_to(airflow, pipeline, run, turns={1, 2})
 
 
 def test_each_task_imports_the_projects_code_in_a_process_of_its_own_and_calls_it(

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -134,11 +134,14 @@ class LocalAirflow(AirflowApi, Startable):
             server.stop(0)
         self._servers.clear()
 
-    def kill_scheduler(self) -> None:
-        """Sends SIGKILL to the scheduler, like a crash: the tasks that it has started go on."""
+    def kill_scheduler(self, tasks: bool = False) -> None:
+        """Sends SIGKILL to the scheduler, like a crash: the tasks that it has started go on.
+
+        With `tasks`, also to these and to all that they have started, as when the scheduler's container ends.
+        """
         for name, server in self._servers:
             if name == "scheduler":
-                server.kill()
+                server.kill(session=tasks)
 
     @contextmanager
     def halted(self) -> Iterator[None]:
@@ -156,11 +159,20 @@ class LocalAirflow(AirflowApi, Startable):
             for group in groups:
                 os.killpg(group, signal.SIGCONT)
 
-    def start_scheduler(self) -> None:
-        """Starts a scheduler after `kill_scheduler`, and waits until all servers are healthy."""
+    def start_ended(self) -> None:
+        """Starts each server again that has ended, as a process manager does, and waits until all are healthy.
+
+        A server that ends while this waits is started again, too. Raises FatalError with the end of the logs.
+        """
         since = datetime.now(UTC)
-        self._start("scheduler")
-        self._wait_until_healthy(since)
+
+        def healthy() -> bool:
+            for name in self._ended():
+                self._start(name)
+            return self.healthy(since)
+
+        if not wait_until(healthy, READY_SECONDS, poll_seconds=0.2):
+            raise self._not_healthy(self._names)
 
     def log_of(self, server: str) -> Path:
         """Returns the file with the output of a server."""
@@ -219,16 +231,17 @@ class LocalAirflow(AirflowApi, Startable):
         save(self.home / SAVED, asdict(replace(self._saved, processes=processes)))
 
     def _wait_until_healthy(self, since: datetime) -> None:
-        current = dict(self._servers)
+        healthy = wait_until(lambda: bool(self._ended()) or self.healthy(since), READY_SECONDS, poll_seconds=0.2)
+        if not healthy or self._ended():
+            raise self._not_healthy(self._ended() or self._names)
 
-        def ended() -> list[str]:
-            return [name for name, server in current.items() if not server.alive()]
+    def _ended(self) -> list[str]:
+        """Returns the servers that do not run, although they were started."""
+        return [name for name, server in dict(self._servers).items() if not server.alive()]
 
-        healthy = wait_until(lambda: bool(ended()) or self.healthy(since), READY_SECONDS, poll_seconds=0.2)
-        if healthy and not ended():
-            return
-        logs = "\n".join(f"{name}: {_end_of(self.log_of(name))}" for name in ended() or self._names)
-        raise FatalError(f"Airflow did not start; {self.home} has the logs:\n{logs}")
+    def _not_healthy(self, names: Iterable[str]) -> FatalError:
+        logs = "\n".join(f"{name}: {_end_of(self.log_of(name))}" for name in names)
+        return FatalError(f"Airflow did not start; {self.home} has the logs:\n{logs}")
 
 
 def running(home: Path) -> AirflowApi | None:

@@ -127,9 +127,17 @@ class Server:
             self._guard.dismiss()
             self._guard = None
 
-    def kill(self) -> None:
-        """Sends SIGKILL to the server alone, like a crash; the processes that it has started go on until `stop`."""
-        self.identity.send(signal.SIGKILL)
+    def kill(self, session: bool = False) -> None:
+        """Sends SIGKILL to the server, like a crash; the processes that it has started go on until `stop`.
+
+        With `session`, also to these, as when the machine or the container of the server ends.
+        """
+        members = _family(self.identity) if session else {self.identity}
+        while members:
+            for member in members:
+                member.send(signal.SIGKILL)
+            # A process may have started another one before it got the signal.
+            members = {member for member in _family(self.identity) if member.alive()} if session else set()
         self._process.wait()
 
 

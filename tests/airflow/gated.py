@@ -1,0 +1,137 @@
+"""A pipeline in a real Airflow whose tasks wait at gates, in the middle of their work, and what becomes of it."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from ackline.local.airflow_api import POLL_SECONDS
+from ackline.local.airflow_servers import LocalAirflow
+from ackline.local.processes import wait_until
+from ackline.tables.lease import ProcessIdentity
+from ackline.verify.check import Sources, check
+from tests.airflow.project import Project, drivers, produce
+
+SECONDS = 400.0
+"""The limit of a wait, which ends as soon as it can. On a loaded machine a task may be queued for minutes."""
+GATES = ("plan opened", "planned", "handling", "settle opened", "acked")
+"""Where a process waits: the task plan before and after it has stored the plan, a handler, and the task settle before
+it has stored anything and between its settlement and its commit."""
+CODE = '''
+import os, pathlib, time
+from ackline.listener import Listener
+from tests.support import journal
+
+def wait_at(pipeline, gate):
+    """Waits as long as the gate is closed: its file is there. Says in another file which process waits."""
+    closed = pathlib.Path(__file__).with_name(f"{pipeline} {gate}")
+    if closed.exists():
+        closed.with_suffix(".reached").write_text(str(os.getpid()))
+    while closed.exists():
+        time.sleep(0.05)
+
+def handle(record):
+    journal.handle(record)
+    wait_at(record.topic, "handling")
+
+class Gates(Listener):
+    def on_open(self, pipeline, run_id):
+        wait_at(pipeline, f"{os.environ.get('AIRFLOW_CTX_TASK_ID')} opened")
+
+    def on_planned(self, plan):
+        for tp in plan.partitions:
+            wait_at(tp.topic, "planned")
+
+    def on_acked(self, turn, counts):
+        for tp in counts:
+            wait_at(tp.topic, "acked")
+'''
+"""The project's own code. Files are named after the pipeline or its topic, which have the same name."""
+
+
+def task_of(gate: str) -> str:
+    """Returns the task that waits at a gate."""
+    return {"planned": "plan", "handling": "replay", "acked": "settle"}.get(gate, gate.removesuffix(" opened"))
+
+
+class Gated:
+    """A pipeline whose topic has its name, and its DAG."""
+
+    def __init__(self, project: Project, airflow: LocalAirflow, name: str) -> None:
+        self.project, self.airflow, self.name, self.dag = project, airflow, name, f"replay__{name}"
+        (project.include / "gated.py").write_text(CODE)
+        project.write(name, name, handler="gated:handle", listener="gated:Gates")
+        airflow.unpause(self.dag)
+
+    def produce(self, records: int = 3) -> None:
+        produce(self.project.bootstrap, self.name, *[{}] * records)
+
+    def run(self) -> str:
+        """Starts a run, waits until it has ended, and returns its state."""
+        return self.airflow.wait(self.dag, self.airflow.trigger(self.dag), SECONDS)
+
+    def run_to(self, gate: str) -> tuple[str, ProcessIdentity]:
+        """Closes a gate and starts a run. Returns the run, and the process that waits at the gate."""
+        closed = self._file(gate)
+        closed.touch()
+        run, reached = self.airflow.trigger(self.dag), closed.with_suffix(".reached")
+        assert wait_until(lambda: reached.exists() and bool(reached.read_text()), SECONDS), self.airflow.task_states(
+            self.dag, run
+        )
+        process = ProcessIdentity.of(int(reached.read_text()))
+        assert process is not None
+        return run, process
+
+    def open(self, gate: str) -> None:
+        """Opens a gate."""
+        self._file(gate).unlink()
+
+    def _file(self, gate: str) -> Path:
+        return self.project.include / f"{self.name} {gate}"
+
+    def mark(self, run: str, task: str, state: str) -> None:
+        """Marks a task by hand, as a user does on Airflow's page."""
+        self.airflow.call("PATCH", f"/dags/{self.dag}/dagRuns/{run}/taskInstances/{task}", {"new_state": state})
+
+    def wait(self, run: str) -> str:
+        """Waits until the run has ended, and returns its state."""
+        return self.airflow.wait(self.dag, run, SECONDS)
+
+    def wait_for_state(self, run: str, task: str, *states: str) -> None:
+        """Waits until a task of the run has one of these states."""
+        assert wait_until(lambda: self.airflow.task_states(self.dag, run)[task] in states, SECONDS, POLL_SECONDS), (
+            self.airflow.task_states(self.dag, run)
+        )
+
+    def committed(self) -> int | None:
+        return self.project.committed(self.name, self.name)
+
+    def outcomes(self) -> list[tuple[int, int, str]]:
+        return self.project.outcomes(self.name)
+
+    def calls(self) -> Counter[int]:
+        """How often the handler was called for each offset."""
+        return Counter(call.offset for call in self.project.calls() if call.topic == self.name)
+
+    def check_all_acked(self, records: int, calls: set[int]) -> None:
+        """Checks that each record is acked once and committed, that the handler was called for each so often as `calls`
+        allow, that the checker finds nothing, and that no process of a driver is left."""
+        assert self.outcomes() == [(offset, 1, "acked") for offset in range(records)]
+        assert self.committed() == records
+        assert set(self.calls().values()) <= calls, self.calls()
+        self.judge(settled=True)
+        assert wait_until(lambda: not drivers(self.name), SECONDS), drivers(self.name)
+
+    def judge(self, settled: bool = False) -> None:
+        """Fails if the checker finds a violation; with `settled`, also if something is not settled."""
+        if not settled and not DeltaTable.is_deltatable(f"{self.project.audit}/{self.name}/settlements"):
+            assert self.committed() is None
+            return
+        journal = self.project.folder / f"{self.name}.journal"
+        calls = [call for call in self.project.calls() if call.topic == self.name]
+        journal.write_text("".join(f"{c.topic}\t{c.partition}\t{c.offset}\t{c.attempt}\t{c.pid}\n" for c in calls))
+        bootstrap, audit, group = self.project.bootstrap, self.project.audit, f"{self.name}-group"
+        sources = Sources(bootstrap, audit, self.name, group, [self.name], journal=os.fspath(journal))
+        report = check(sources, max_retries=2, settled=settled)
+        assert not report.violations, "\n".join(report.violations)
