@@ -286,18 +286,19 @@ def test_the_error_of_a_turn_that_may_be_stuck_names_the_way_out(
     assert lane.committed() == 1
 
 
-def test_an_open_skip_that_can_not_be_settled_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [LedgerError, FatalError], ids=["damaged", "the disk can't read them"])
+def test_an_open_skip_that_can_not_be_settled_is_void(error: type[FatalError], monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the files of rows that wait for records in flight, which may be damaged after its plan is stored."""
 
     def damaged(*_: Any) -> str:
-        raise LedgerError("staged rows are damaged")
+        raise error("staged rows are damaged")
 
     lane = MemoryLane(OK, FAILS, retry={"initial_delay": "1h"}).after_run()
     with monkeypatch.context() as patch:
         patch.setattr("ackline.steps.settle.settled_outputs", damaged)
-        with pytest.raises(LedgerError, match="staged rows are damaged"):
+        with pytest.raises(error, match="staged rows are damaged"):
             lane.perform(TurnKind.SKIP, {TP: 2})
-        lane.run_fails(LedgerError, "staged rows are damaged")
+        lane.run_fails(error, "staged rows are damaged")
         closed = void(lane)
     assert (closed.consequence, lane.kinds()[-1], lane.pending()) == (Consequence.VOID, TurnKind.VOID, [(1, 2)])
     lane.run()

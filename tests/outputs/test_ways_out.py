@@ -1,6 +1,7 @@
 """What an operator is told about rows that can't be published, and that the command which is named ends the state."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,15 @@ from ackline.outputs.turn import publish_settled
 from ackline.pipeline.outputs import OutputsOfTurn
 from tests.actions.test_drop_outputs import adapters_of
 from tests.outputs.kept_lane import NOW, TABLE, Lane, Row, lane_with_rows, plan_of, staged_turn, turn_of
+from tests.tables.test_damaged_files import flipped_page
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "no Parquet": lambda whole: b"x" * len(whole),
+    "a page": lambda whole: flipped_page(whole, "value"),
+    "a header of a page": lambda whole: whole[:4] + b"\xff" * 8 + whole[12:],
+    "a name": lambda whole: whole.replace(b"value", b"valuf"),
+}
+"""Damages that leave the size of a file, so that no look at the size finds them. A page can be decoded all the same."""
 
 
 @pytest.fixture(autouse=True)
@@ -78,10 +88,11 @@ def test_a_turn_that_is_given_up_while_another_process_publishes_it_stops_no_lat
     assert offsets(tmp_path) == [*expected, 20, 21]
 
 
-def test_a_damaged_staged_file_is_named_and_not_the_table_that_its_rows_are_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_staged_file_is_named_and_not_the_table_that_its_rows_are_for(tmp_path: Path, damage: str) -> None:
     lane, rows = staged_turn(tmp_path, Outcome.ACKED)
     [file] = tmp_path.rglob("0-b0.parquet")
-    file.write_bytes(b"x" * file.stat().st_size)
+    file.write_bytes(DAMAGES[damage](file.read_bytes()))
     with pytest.raises(LedgerError) as caught:
         turn_of(lane, rows)
     text = str(caught.value)
@@ -127,11 +138,14 @@ def test_an_older_copy_of_a_table_under_an_unpublished_turn_is_told_to_give_the_
         next_turn(lane, 9)
 
 
-def test_a_skip_of_one_of_two_records_in_flight_whose_rows_are_damaged_raises_what_void_closes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_skip_of_one_of_two_records_in_flight_whose_rows_are_damaged_raises_what_void_closes(
+    tmp_path: Path, damage: str
+) -> None:
     lane = lane_with_rows(tmp_path, Outcome.IN_FLIGHT, Outcome.IN_FLIGHT)
     before = lane.store.settlements[lane.turn]
     for path in tmp_path.rglob("kept-*.parquet"):
-        path.write_bytes(b"x" * path.stat().st_size)
+        path.write_bytes(DAMAGES[damage](path.read_bytes()))
     lane.turn = lane.turn._replace(n=2)
     lane.store.rows[lane.turn] = rows = [OutcomeRow(0, 0, Outcome.SKIPPED, NOW)]
     of_before = SimpleNamespace(turn=lane.turn._replace(n=1), outputs=before)

@@ -87,7 +87,7 @@ def written(
     filesystem, base = arrow_filesystem(store.outcomes.uri)
     path = f"{base}/{name}"
     filesystem.create_dir(os.path.dirname(path))
-    pq.write_table(table, path, filesystem=filesystem)
+    pq.write_table(table, path, filesystem=filesystem, write_page_checksum=True)
     info = filesystem.get_file_info(path)
     bounds = {
         column: (min(values_of), max(values_of))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -11,7 +12,10 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.errors import FatalError
-from ackline.tables.files import delta_stats
+from ackline.ledger.turns import TurnId
+from ackline.tables.errors import DamagedError
+from ackline.tables.files import DataFileWriter, delta_stats, row_groups
+from ackline.tables.folder import Folder
 from ackline.tables.maintenance import OUTPUT_LAYOUT, RETENTION, OutputCompactor, maintain
 from ackline.tables.object_store import options_of
 from ackline.tables.output_table import OF_ROW, OutputTable
@@ -69,13 +73,14 @@ def flipped(whole: bytes, start: int, end: int) -> bytes:
     return whole[:start] + bytes(byte ^ 0xFF for byte in whole[start:end]) + whole[end:]
 
 
-def flipped_page(whole: bytes) -> bytes:
-    """Flips one bit in the last byte of a column of times, which can be decoded all the same: a checksum finds it."""
-    columns = pq.read_metadata(pa.BufferReader(whole)).row_group(0)
-    times = [columns.column(n) for n in range(columns.num_columns) if columns.column(n).physical_type == "INT64"]
-    at = times[-1].data_page_offset + times[-1].total_compressed_size - 1
-    if times[-1].has_dictionary_page:
-        at = times[-1].dictionary_page_offset + times[-1].total_compressed_size - 1
+def flipped_page(whole: bytes, name: str | None = None) -> bytes:
+    """Flips one bit in the last byte of a column, which can be decoded all the same: a checksum finds it. Without a
+    name, of the last column of times."""
+    group = pq.read_metadata(pa.BufferReader(whole)).row_group(0)
+    columns = [group.column(n) for n in range(group.num_columns)]
+    chosen = [c for c in columns if (c.physical_type == "INT64" if name is None else c.path_in_schema == name)][-1]
+    start = chosen.dictionary_page_offset if chosen.has_dictionary_page else chosen.data_page_offset
+    at = start + chosen.total_compressed_size - 1
     return whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
 
 
@@ -126,6 +131,52 @@ def test_maintenance_names_a_damaged_file_and_maintains_all_else(
     put(table, broken, whole)
     assert len(maintain(root)) == 7
     assert (len(paths(table)), rows(table)) == (1, before)
+
+
+@pytest.mark.parametrize(("name", "column"), [("outcomes", "attempt"), ("settlements", "complete_to")])
+@ON_DISK
+def test_a_page_that_is_damaged_and_can_be_decoded_stops_a_read_of_the_ledger(
+    root: str, store: LedgerStore, name: str, column: str
+) -> None:
+    """Without the checksum, settle would take another number for what was stored."""
+    table, turn = AuditTable(begin_lane(store, 1).folder, name), TurnId(store.pipeline, store.lane, 0, 1)
+    for path in paths(table):
+        put(table, path, flipped_page(content(table, path), column))
+    damaged = LedgerStore(root, store.pipeline, store.lane)
+    reads: dict[str, Callable[[], object]] = {
+        "outcomes": lambda: damaged.outcomes_of(turn, every_row=True),
+        "settlements": damaged.newest,
+    }
+    for read in (reads[name], lambda: AuditTable(store.folder, name).read({"turn": 1})):
+        with pytest.raises(FatalError, match=rf"the table {name} .* could not verify page integrity"):
+            read()
+    if name == "outcomes":
+        assert damaged.has_lost_files(turn)
+
+
+@ON_DISK
+def test_a_file_with_any_changed_byte_is_damaged_or_reads_as_it_was(root: str) -> None:
+    folder = Folder(root)
+    rows = pa.table({"offset": range(50), "text": [f"{n % 7}" for n in range(50)]})
+    writer = DataFileWriter(folder, "whole.parquet", rows.schema)
+    writer.write(rows)
+    whole = writer.finish()
+    content = folder.read("whole.parquet")
+    assert content is not None
+    footer = int.from_bytes(content[-8:-4], "little")
+    found = 0
+    for at in range(whole.size - footer - 8):
+        folder.write("changed.parquet", flipped(content, at, at + 1))
+        try:
+            assert pa.concat_tables(row_groups(folder, "changed.parquet")).equals(rows), at
+        except DamagedError:
+            found += 1
+    assert found > 100
+    with pytest.raises(FileNotFoundError):
+        list(row_groups(folder, "none.parquet"))
+    Path(root, "folder.parquet").mkdir()
+    with pytest.raises(OSError, match="directory"):  # can't be read, which proves nothing about its content
+        list(row_groups(folder, "folder.parquet"))
 
 
 @ON_DISK

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ackline.actions.actions import commit_or_reason, perform_action
-from ackline.errors import AcklineError, ConfigError, FatalError, LedgerError, TransientError
+from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import close_if_waived, operator_loss, record_lost, replace_by_lost, store_void, waive
 from ackline.lane.plans import Targets
@@ -140,7 +140,7 @@ def _close_action(adapters: Adapters, plan: Plan, before: Settlement, waiver: Ma
     """
     try:
         settle_turn(adapters, plan, before)
-    except LedgerError as error:
+    except FatalError as error:  # rows that wait are gone or damaged, or this machine can't read them
         if plan.kind is not TurnKind.SKIP:
             raise
         _logger.warning("%s, a skip, can't be settled: %s", plan.turn, error)

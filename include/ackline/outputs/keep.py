@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 
-import pyarrow as pa
-
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import void_advice
@@ -35,7 +33,7 @@ from ackline.outputs.turn import rows_gone, staged_tables
 from ackline.pipeline.outputs import OutputsOfTurn, StagedTable, TableOfTurn, kept_after
 from ackline.pipeline.pipeline import TurnSettings, is_at_most_once
 from ackline.scrub import scrub_address
-from ackline.tables.errors import folder_errors, storage_errors, unusable_folder
+from ackline.tables.errors import DamagedError, folder_errors, storage_errors, unusable_folder
 from ackline.tables.folder import Folder
 from ackline.tables.kept_rows import KeptRows, keep_rows
 from ackline.tables.publish import (
@@ -203,7 +201,7 @@ def _kept_after_turn(
     root, folder = staging_root(adapters), folder_name(plan.turn)
 
     def error_of(error: BaseException) -> AcklineError:
-        if isinstance(error, FileNotFoundError | pa.ArrowException):
+        if isinstance(error, FileNotFoundError | DamagedError):
             return rows_gone(plan.turn, root, str(error), f", and then {kept_rows_advice(plan.turn)}")
         return unusable_folder(root, error)
 

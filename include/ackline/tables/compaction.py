@@ -32,7 +32,7 @@ from ackline.errors import FatalError
 from ackline.scrub import scrub_address
 from ackline.tables.append import retry_beside_rivals
 from ackline.tables.errors import DamagedError, cause_of, is_outage, is_storage_error, storage_errors, unusable
-from ackline.tables.files import DataFile, DataFileWriter
+from ackline.tables.files import SCAN_OPTIONS, DataFile, DataFileWriter
 from ackline.tables.folder import Folder
 from ackline.tables.output_table import partition_path, partition_text
 from ackline.tables.table import AuditTable
@@ -44,8 +44,6 @@ _NAMED_FILES = 3
 READ_OPTIONS = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
 """Times in Parquet's INT96, which Spark writes on request, are read in microseconds, the unit of Delta. In Arrow's own
 choice, nanoseconds, a time before 1677 or after 2262 would become another one."""
-SCAN_OPTIONS = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-"""A damaged page is not merged, even if it can be decoded. A page without a checksum is read as it is."""
 
 Table = TypeVar("Table", bound=AuditTable)
 File = dict[str, Any]

@@ -7,19 +7,27 @@ therefore writes and syncs each data file itself, and only then has a log entry 
 import contextlib
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from ackline.tables.errors import IgnoredStorageErrors
+from ackline.tables.errors import DamagedError, IgnoredStorageErrors, cause_of, is_outage, storage_errors
 from ackline.tables.folder import Folder
+
+SCAN_OPTIONS, UNBUFFERED = (
+    ds.ParquetFragmentScanOptions(pre_buffer=buffered, page_checksum_verification=True) for buffered in (True, False)
+)
+"""How files are read: a damaged page is an error, even if it can be decoded. A page without a checksum is read as it
+is. The second holds less in memory."""
+_CHUNK = 8 << 20
 
 _DELTAS = {"offset": pa.types.is_int64, "record_timestamp": pa.types.is_timestamp}
 """Columns of nearly consecutive numbers: a delta takes a few bits, and the writer builds no dictionary of them. An
@@ -60,7 +68,7 @@ class DataFileWriter:
             use_dictionary=[name for name in schema.names if name not in deltas],
             column_encoding=dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
             store_schema=False,
-            write_page_checksum=True,  # maintenance verifies it: a damaged page may decode without an error
+            write_page_checksum=True,  # readers verify it: a damaged page may decode without an error
             version="2.6",
             metadata_collector=self._footers,
         )
@@ -92,6 +100,41 @@ class DataFileWriter:
             self._stream.close()
         with IgnoredStorageErrors():
             self._storage.filesystem.delete_file(self._path)
+
+
+def row_groups(storage: Folder, path: str, columns: list[str] | None = None) -> Iterator[pa.Table]:
+    """Yields the row groups of a data file, with all columns or those that are named.
+
+    Raises DamagedError if the content is not as its writer wrote it, FileNotFoundError if the file does not exist, and
+    another OSError if the disk or the store can't be read.
+    """
+    with (
+        storage_errors(storage.uri, partial(_unreadable, storage, path)),
+        storage.filesystem.open_input_file(path) as stream,
+        pq.ParquetFile(stream, page_checksum_verification=True) as content,
+    ):
+        for number in range(content.num_row_groups):
+            yield content.read_row_group(number, columns)
+
+
+def _unreadable(storage: Folder, path: str, error: BaseException) -> Exception:
+    """Returns what a file that can't be read is found to be.
+
+    Arrow raises a plain OSError also for a page that can't be decompressed. An error of the disk or the store proves
+    nothing about the content, so the bytes are read once more: if that fails, its error is returned.
+    """
+    text = f"{path}: {cause_of(error, storage.uri)}"
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(text)
+    if is_outage(error):
+        return ConnectionError(text)
+    try:
+        with storage.filesystem.open_input_stream(path) as stream:
+            while stream.read(_CHUNK):
+                pass
+    except OSError as unreadable:
+        return unreadable
+    return DamagedError(text)
 
 
 def write_rows(storage: Folder, rows: pa.Table, partition_by: Sequence[str]) -> list[tuple[DataFile, dict[str, str]]]:

@@ -9,19 +9,18 @@ the rows that the turn itself keeps, and writes the rows of a file again only if
 """
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ackline.pipeline.output_columns import Columns, arrow_type
 from ackline.pipeline.outputs import StagedFile, StagedTable
 from ackline.tables.files import DataFileWriter
 from ackline.tables.folder import Folder
 from ackline.tables.output_table import ANCHORS
-from ackline.tables.publish import ACKED, IN_FLIGHT, AttemptOutcomes, any_of_row, with_outcomes
+from ackline.tables.publish import ACKED, IN_FLIGHT, AttemptOutcomes, any_of_row, staged_groups, with_outcomes
 
 MOST_FILES = 16
 """How many files of kept rows a table has; when there would be more, all become one."""
@@ -46,8 +45,8 @@ def keep_rows(
 ) -> KeptRows:
     """Returns what is kept after a turn with these outcomes. `before` was kept until now, `staged` is of the turn.
 
-    Writes new files to `folder` below the root, which are on the disk when this returns. Raises OSError if a file does
-    not exist or can't be written.
+    Writes new files to `folder` below the root, which are on the disk when this returns. Raises FileNotFoundError and
+    DamagedError for a file that does not exist or is damaged, and another OSError if one can't be read or written.
     """
     keeping = _Keeping(root, folder, outcomes)
     try:
@@ -75,7 +74,8 @@ class _Keeping:
 
     def look_at(self, table: StagedTable, file: StagedFile) -> None:
         """Keeps a file of kept rows as it is, unless an attempt of it has ended."""
-        if not any(_has_ended(rows, self._outcomes) for rows in self._groups(file, ["_anchors"])):
+        anchors = staged_groups(self._root, table, file, ["_anchors"])
+        if not any(_has_ended(rows, self._outcomes) for rows in anchors):
             self._unchanged.setdefault(_key(table), []).append(file)
             return
         acked = self.take(table, file)
@@ -86,7 +86,7 @@ class _Keeping:
     def take(self, table: StagedTable, file: StagedFile) -> int:
         """Writes the rows of a file that are still to be kept. Returns how many of its rows the turn has acked."""
         count = 0
-        for rows in self._groups(file):
+        for rows in staged_groups(self._root, table, file):
             anchors = rows["_anchors"].combine_chunks()
             codes = self._outcomes.codes_after(anchors.values)
             acked = any_of_row(anchors, codes == ACKED)
@@ -102,8 +102,10 @@ class _Keeping:
         for key, writer in self._writers.items():
             files = self._unchanged.get(key, [])
             if len(files) >= MOST_FILES:
+                table, columns, partition_by = key
+                together = StagedTable(table, dict(columns), list(partition_by), files)
                 for file in files:
-                    for rows in self._groups(file):
+                    for rows in staged_groups(self._root, together, file):
                         writer.add(rows)
                 self._released.setdefault(key, []).extend(files)
                 files = []
@@ -116,11 +118,6 @@ class _Keeping:
         """Removes the new files as far as possible."""
         for writer in self._writers.values():
             writer.discard()
-
-    def _groups(self, file: StagedFile, columns: list[str] | None = None) -> Iterator[pa.Table]:
-        with self._root.filesystem.open_input_file(file.path) as stream, pq.ParquetFile(stream) as content:
-            for group in range(content.num_row_groups):
-                yield content.read_row_group(group, columns)
 
     def _writer(self, table: StagedTable, output: int) -> "_KeptFile":
         key = _key(table)

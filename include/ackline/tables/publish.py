@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
 from ackline.errors import AcklineError, ConfigError, LedgerError
@@ -32,13 +31,13 @@ from ackline.ledger.offsets import Int64s, Ranges, index_of_range, union
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnId, turn_in
 from ackline.pipeline.folder import lane_folder
-from ackline.pipeline.output_columns import arrow_type
-from ackline.pipeline.outputs import FinalFile, OutputsOfTurn, StagedTable, TableOfTurn, output_folder
+from ackline.pipeline.output_columns import STAGED_ANCHORS, arrow_type
+from ackline.pipeline.outputs import FinalFile, OutputsOfTurn, StagedFile, StagedTable, TableOfTurn, output_folder
 from ackline.scrub import scrub_address
-from ackline.tables.errors import cause_of, storage_errors, unusable_folder
-from ackline.tables.files import DataFileWriter
+from ackline.tables.errors import DamagedError, cause_of, storage_errors, unusable_folder
+from ackline.tables.files import DataFileWriter, row_groups
 from ackline.tables.folder import Folder
-from ackline.tables.output_table import OF_ROW, OutputTable, partition_path, partition_text
+from ackline.tables.output_table import ANCHORS, OF_ROW, OutputTable, partition_path, partition_text
 from ackline.tables.store import LedgerStore
 
 NO_OUTCOME = -1
@@ -312,30 +311,41 @@ def _rows(
 ) -> Iterator[pa.Table]:
     """Yields the staged rows of acked records with the columns of a table. A column that they lack is null."""
     for file in staged.files:
-        for group in _groups(root, file.path, turn):
+        for group in _groups(root, staged, file, turn):
             rows = _published(group, turn, outcomes)
             if rows.num_rows:
                 yield _with_columns(rows, schema)
 
 
-def _groups(root: Folder, path: str, turn: TurnId) -> Iterator[pa.Table]:
+def _groups(root: Folder, staged: StagedTable, file: StagedFile, turn: TurnId) -> Iterator[pa.Table]:
     """Yields the row groups of a staged file. An error of the file names it, and not the table that it is for."""
 
     def error_of(error: BaseException) -> AcklineError:
-        if isinstance(error, FileNotFoundError | pa.ArrowException):
+        if isinstance(error, FileNotFoundError | DamagedError):
             return LedgerError(
-                f"{turn}: the staged file {root.uri}/{path}, with rows for an output table, is gone or damaged "
+                f"{turn}: the staged file {root.uri}/{file.path}, with rows for an output table, is gone or damaged "
                 f"({cause_of(error, root.uri)}). Restore it from a backup"
             )
         return unusable_folder(root.uri, error)
 
-    with (
-        storage_errors(root.uri, error_of),
-        root.filesystem.open_input_file(path) as stream,
-        pq.ParquetFile(stream) as content,
-    ):
-        for number in range(content.num_row_groups):
-            yield content.read_row_group(number)
+    with storage_errors(root.uri, error_of):
+        yield from staged_groups(root, staged, file)
+
+
+def staged_groups(
+    root: Folder, staged: StagedTable, file: StagedFile, columns: list[str] | None = None
+) -> Iterator[pa.Table]:
+    """Yields the row groups of a file of staged or kept rows. Raises as `row_groups`, and DamagedError for other rows
+    than were staged: the footer, which names the columns, has no checksum."""
+    known, rows = {"_anchors", *staged.columns}, 0
+    for group in row_groups(root, file.path, columns):
+        is_ours = known.issuperset(group.column_names) and group.schema.types[:1] in ([STAGED_ANCHORS.type], [ANCHORS])
+        if not is_ours:
+            raise DamagedError(f"{file.path} has other columns than its table")
+        rows += group.num_rows
+        yield group
+    if rows != file.rows:
+        raise DamagedError(f"{file.path} holds {rows} rows, and {file.rows} were staged")
 
 
 def _with_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.schema import Schema
 from deltalake.transaction import RemoveAction
@@ -32,7 +31,8 @@ from deltalake.transaction import RemoveAction
 from ackline.errors import ConfigError
 from ackline.scrub import scrub_address
 from ackline.tables.append import missing_columns
-from ackline.tables.errors import IgnoredStorageErrors, cause_of, storage_errors
+from ackline.tables.errors import DamagedError, cause_of, storage_errors
+from ackline.tables.files import SCAN_OPTIONS, row_groups
 from ackline.tables.handle import Action, LogState, TableHandle, stats_of
 from ackline.tables.object_store import options_of
 from ackline.tables.schemas import TABLES
@@ -52,7 +52,7 @@ def dataset_of(table: TableHandle, version: DeltaTable, bounded: Sequence[str] =
     It has every column of the schema, null in a table of an earlier version.
     """
     files = table_files(version)
-    format_ = ds.ParquetFileFormat(default_fragment_scan_options=ds.ParquetFragmentScanOptions(pre_buffer=True))
+    format_ = ds.ParquetFileFormat(default_fragment_scan_options=SCAN_OPTIONS)
     schema = table_schema(table, version.schema())
     names = [name for bound in bounded for name in (f"min.{bound}", f"max.{bound}", f"null_count.{bound}")]
     known = {"path", "partition.plan_date", *names}
@@ -167,7 +167,8 @@ def no_files(handle: TableHandle) -> TurnFiles:
 def files_of_entries(handle: TableHandle, state: LogState, added: Iterable[Action], where: Where) -> TurnFiles:
     """Returns those of the `add` actions of log entries whose statistics allow rows that match `where`."""
     files, fragments = [], []
-    parquet, filesystem = ds.ParquetFileFormat(), handle.storage.filesystem
+    parquet = ds.ParquetFileFormat(default_fragment_scan_options=SCAN_OPTIONS)
+    filesystem = handle.storage.filesystem
     for action in added:
         path, stats = unquote(action["path"]), stats_of(action)
         low, high = stats.get("minValues", {}), stats.get("maxValues", {})
@@ -247,14 +248,12 @@ def without_their_size(table: TableHandle, files: Sequence[dict[str, Any]]) -> l
 
 
 def _is_whole(table: TableHandle, path: str) -> bool:
-    # Read first, and parsed after that: an error of the disk or the store proves nothing about the content.
-    with table.storage.filesystem.open_input_file(path) as file:
-        content = file.read_buffer()
-    with IgnoredStorageErrors():
-        for _ in pq.ParquetFile(pa.BufferReader(content)).iter_batches():
+    try:
+        for _ in row_groups(table.storage, path):
             pass
-        return True
-    return False
+    except DamagedError:
+        return False
+    return True
 
 
 def removals(files: Sequence[dict[str, Any]]) -> list[RemoveAction]:

@@ -19,6 +19,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns, OutcomeRow, answer_codes
 from ackline.ledger.pending import NEVER
 from ackline.ledger.turns import TurnId
+from ackline.tables.files import UNBUFFERED
 from ackline.tables.layout import LaneTables
 from ackline.tables.reads import TurnFile, TurnFiles, Where, as_expression, file_name, without_their_size
 
@@ -256,9 +257,8 @@ def _batches(
     ahead, because a batch may have a hundred thousand rows."""
     fragments = [fragment for fragment in dataset.get_fragments() if is_wanted(file_name(fragment.path))]
     wanted = ds.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
-    unbuffered = ds.ParquetFragmentScanOptions(pre_buffer=False)
     yield from wanted.to_batches(
-        columns=list(columns), filter=where, batch_readahead=1, fragment_readahead=1, fragment_scan_options=unbuffered
+        columns=list(columns), filter=where, batch_readahead=1, fragment_readahead=1, fragment_scan_options=UNBUFFERED
     )
     # Arrow keeps freed memory for itself, which would count as ours until the end of the step.
     pa.default_memory_pool().release_unused()
