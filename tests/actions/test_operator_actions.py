@@ -205,6 +205,24 @@ def test_a_commit_that_fails_after_the_action_gives_no_advice_to_repeat_it() -> 
     assert lane.kinds()[-1] == "skip"
 
 
+@pytest.mark.parametrize("fault", ["killed", "unanswered"])
+def test_an_action_whose_process_dies_or_gets_no_answer_is_not_told_to_be_done_twice(fault: str) -> None:
+    lane = MemoryLane(OK, OK, OK, OK).after_run()
+    if fault == "killed":
+        lane.die("plan", AFTER)
+    else:
+        lane.world.faults.tables.append("unanswered")  # stored, and nothing answers when the log is looked at
+    with pytest.raises((Killed, FatalError)):
+        request(lane, TurnKind.RESET, by=-1)
+    with pytest.raises(FatalError) as caught:
+        request(lane, TurnKind.RESET, by=-1)
+    told = str(caught.value)
+    assert "turn 2 (lane live, epoch 0) of lane, a reset of test (a test), is open: let it end (`ackline run" in told
+    assert "look at the lane before you reset again: that turn may be what you have asked for" in told
+    lane.run()
+    assert lane.offsets() == [0, 1, 2, 3, 3]
+
+
 def test_a_pause_and_a_retry_need_no_group() -> None:
     """They move no floor, and an operator needs a pause most where a stray consumer has joined."""
     lane = MemoryLane(OK, FAILS, OK, retry=LATER).after_run()

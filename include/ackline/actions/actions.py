@@ -23,6 +23,7 @@ from ackline.lane.plans import MOVES, Targets, action_plan, check_clock, check_s
 from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.outputs.turn import publish_settled
+from ackline.pipeline.arguments import id_of
 from ackline.steps.plan import take_turn
 from ackline.steps.settle import settle_turn
 
@@ -123,10 +124,20 @@ def _not_begun(adapters: Adapters, kind: TurnKind) -> ConfigError:
 
 def open_turn_error(adapters: Adapters, action: str, open_plan: Plan) -> FatalError:
     """Returns the error that refuses an action while a turn is open."""
+    what, then = "", f"then {action} again"
+    if open_plan.kind is not TurnKind.RUN:
+        # It may be this very action, whose process has died or got no answer: done again, it would be done twice.
+        what = f", a {open_plan.kind} of {open_plan.actor or 'Ackline'} ({open_plan.reason or 'no reason given'}),"
+        then = f"and look at the lane before you {action} again: that turn may be what you have asked for"
     return FatalError(
-        f"{open_plan.turn} is open: let it end (`ackline run {adapters.pipeline.name}`), then {action} again. "
-        f"{void_advice(open_plan.turn)}"
+        f"{open_plan.turn}{what} is open: let it end (`{run_command(adapters)}`), {then}. {void_advice(open_plan.turn)}"
     )
+
+
+def run_command(adapters: Adapters) -> str:
+    """Returns the command that takes turns of the lane."""
+    name, lane = adapters.pipeline.name, adapters.store.lane
+    return f"ackline run {name}" if lane == LIVE else f"ackline backfill {name} --id {id_of(lane)}"
 
 
 def _plan(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 
+from ackline.actions.actions import run_command
 from ackline.actions.objects import JsonObject
 from ackline.errors import AcklineError, GroupMoved, LedgerError, NewerCommit, TooManyFailures, TopicChanged
 from ackline.lane.adapters import Adapters
@@ -17,7 +18,6 @@ from ackline.lane.log_checks import check_not_truncated, check_topic_not_recreat
 from ackline.lane.plans import check_open_plan_settings, check_settings_unchanged
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnKind
 from ackline.outputs.turn import check_publishable
-from ackline.pipeline.arguments import id_of
 from ackline.steps.plan import preview
 from ackline.steps.settle import BREAKER
 
@@ -60,8 +60,8 @@ def what_stands_still(adapters: Adapters) -> StandsStill | None:
             return StandsStill(
                 reason="Unpublished",
                 sentence=f"{newest.turn} is settled, and its rows are not yet in {', '.join(lacking)}; the group is "
-                f"not committed before. Publish them with `{_run_command(adapters)}`",
-                command=_run_command(adapters),
+                f"not committed before. Publish them with `{run_command(adapters)}`",
+                command=run_command(adapters),
             )
     if planning is not None:
         return _of_error(adapters, planning)
@@ -122,7 +122,7 @@ def _closed_by_breaker(adapters: Adapters, newest: Settlement) -> StandsStill | 
     """Returns that the breaker has closed the newest turn: the next run reads the same records again."""
     if newest.kind is not TurnKind.VOID or not newest.reason.startswith(BREAKER):
         return None
-    command = f"{_run_command(adapters)} --no-breaker"
+    command = f"{run_command(adapters)} --no-breaker"
     sentence = (
         f"{newest.reason}. {newest.turn} is void: nothing of it was settled or committed. Mend the handler and run "
         f"again, or let it through with `{command}`"
@@ -139,8 +139,3 @@ def _paused(adapters: Adapters, newest: Settlement) -> StandsStill | None:
     command = f"ackline resume {adapters.pipeline.name}"
     sentence = f"all its partitions are paused, so a run reads nothing. Go on with `{command}`"
     return StandsStill(reason=PAUSED_LANE, sentence=sentence, command=command)
-
-
-def _run_command(adapters: Adapters) -> str:
-    name, lane = adapters.pipeline.name, adapters.store.lane
-    return f"ackline run {name}" if lane == LIVE else f"ackline backfill {name} --id {id_of(lane)}"
