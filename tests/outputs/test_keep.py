@@ -19,11 +19,13 @@ from ackline.ledger.offsets import OffsetRange, ValuedRange
 from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
 from ackline.ledger.turns import TurnKind
 from ackline.outputs.checks import last_published, published_in
+from ackline.outputs.keep import settled_outputs
 from ackline.outputs.turn import publish_settled, store_plan
 from ackline.pipeline.outputs import OutputsOfTurn, TableOfTurn, kept_after, without_effect
 from ackline.tables import kept_rows
 from ackline.tables.output_table import OutputTable
 from ackline.tables.publish import Published, application_of
+from ackline.tables.turn_outcomes import TurnOutcomes
 from tests.outputs.kept_lane import (
     COLUMNS,
     NOW,
@@ -322,6 +324,19 @@ def test_at_most_once_a_turn_whose_staged_rows_are_gone_is_settled(tmp_path: Pat
     plan = plan_of(lane.turn, settings={"guarantee": "at_most_once", "outputs": [TABLE]})
     lane._settle(plan, SimpleNamespace(turn=lane.turn._replace(n=0), outputs=""), rows)
     assert OutputsOfTurn.decode(lane.store.settlements[lane.turn]).tables == {TABLE: TableOfTurn(None, 2, None)}
+
+
+def test_at_most_once_a_turn_that_an_operator_has_recorded_as_lost_publishes_none_of_its_rows(tmp_path: Path) -> None:
+    """Not even those that no record tracks. Outcomes n, which the lost ranges have replaced, name its execution."""
+    lane, _ = staged_turn(tmp_path)
+    lane._stage([Row(9, {})])
+    lost = [OutcomeRow(0, 0, Outcome.LOST, NOW, None, 5)]
+    lane.store.rows[lane.turn] = lost
+    plan = plan_of(lane.turn, settings={"guarantee": "at_most_once", "outputs": [TABLE]})
+    before: Any = SimpleNamespace(turn=lane.turn._replace(n=0), outputs="", partitions={})
+    for is_lost, published in ((False, [TABLE]), (True, [])):
+        outputs = settled_outputs(lane.adapters, plan, before, {}, TurnOutcomes({TP: lost}, {}, {}), is_lost)
+        assert list(OutputsOfTurn.decode(outputs).tables if outputs else ()) == published
 
 
 def test_staged_rows_that_do_not_fit_the_table_any_more_stop_the_turn_before_its_settlement(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """What is checked of outputs before the plan of a run is stored."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ackline.errors import ConfigError, FatalError
+from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.ledger.turns import TurnId, TurnKind
 from ackline.outputs.checks import check_outputs
 from ackline.outputs.turn import store_plan
@@ -14,8 +15,13 @@ from ackline.pipeline.outputs import OutputBlock, OutputsOfTurn
 from ackline.pipeline.topology import topology
 from ackline.tables.output_table import OutputTable
 from tests.outputs.kept_lane import plan_of
+from tests.worker.test_any_value import lane_of
 
 TURN = TurnId("shop", "live", 0, 1)
+EMITS: dict[str, Any] = {
+    "handler": "tests.worker.any_handlers:emit",
+    "outputs": [{"from": "source", "table": "totals"}],
+}
 
 
 class Store:
@@ -88,6 +94,29 @@ def test_two_outputs_to_one_table_stop_a_run_and_the_error_names_both_keys(tmp_p
         with pytest.raises(ConfigError, match=r"outputs\.0\.table \(totals\) and outputs\.2\.table .* are one table"):
             plan_run(adapters)
         assert adapters.store.plans == []
+
+
+@pytest.mark.parametrize("older", ["outputs", "settlements"])
+def test_a_table_or_a_ledger_that_is_an_older_copy_stops_a_run_before_its_plan_is_stored(older: str) -> None:
+    """At most once, the records of that turn would be handed out and their rows could not be published."""
+    with lane_of(EMITS) as lane:
+        folders = ["outputs"] if older == "outputs" else ["plans", "outcomes", "settlements"]
+        lane.produce(b"{}")
+        lane.run()
+        for folder in folders:
+            shutil.copytree(lane.root / "lane" / folder, lane.root / "copy" / folder)
+        lane.produce(b"{}")
+        lane.run()
+        for folder in folders:
+            shutil.rmtree(lane.root / "lane" / folder)
+            shutil.move(lane.root / "copy" / folder, lane.root / "lane" / folder)
+        if older != "outputs":  # the commits of the newer copy would stop the run first
+            lane.world.committed.clear()
+        lane.produce(b"{}")
+        lane.run_fails(LedgerError, "is an older copy")
+        newest, plan = lane.adapters().newest_and_open_plan()
+        assert newest is not None
+        assert (newest.turn.n, plan) == (2 if older == "outputs" else 1, None)
 
 
 def test_doctor_names_the_outputs(tmp_path: Path) -> None:
