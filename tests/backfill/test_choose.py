@@ -135,6 +135,17 @@ def test_s72_an_outcome_of_a_topic_that_was_created_again_is_gone() -> None:
     assert list(asked.gone) == [GoneRange(TP, OffsetRange(1, 2), IN_OLDER_TOPIC)]
 
 
+@pytest.mark.parametrize(("first", "second"), [(1, 3), (3, 1)])
+def test_s72_what_is_gone_of_several_epochs_is_named_together(first: int, second: int) -> None:
+    live = settled_lane(*[OK] * first)
+    live.create("orders", records=second)
+    live.perform(TurnKind.RESET, {TP: 0})
+    live.run()
+    live.create("orders", records=1)
+    choice = MemoryBackfill(live, "b", outcome="acked").choose()
+    assert list(choice.gone) == [GoneRange(TP, OffsetRange(0, 3), IN_OLDER_TOPIC)]
+
+
 def test_s72_an_outcome_beyond_the_log_end_is_gone() -> None:
     live = settled_lane(DEAD, DEAD, DEAD)
     live.truncate(1)

@@ -274,14 +274,19 @@ def test_s50_at_most_once_no_call_of_an_adapter_between_marker_and_report_loses_
         assert (lane.ranges(Outcome.LOST), dict(lane.settled().counts)) == ([], {"acked": 2}), every.calls[number]
 
 
-def test_s50_at_most_once_a_table_that_can_not_be_made_ready_stops_the_turn_before_its_claim() -> None:
+@pytest.mark.parametrize("what", ["table", "task folder"])
+def test_s50_at_most_once_what_can_not_be_made_ready_stops_the_turn_before_its_claim(what: str) -> None:
+    """The table of the outcomes, and the folder in which tasks prove that they may start."""
     lane = MemoryLane(OK, guarantee=AT_MOST_ONCE)
-    adapters = lane.adapters()
 
     def fail() -> None:
         raise FULL
 
-    adapters.store.outcomes.create = fail  # type: ignore[method-assign]
+    adapters = lane.adapters()
+    if what == "table":
+        adapters.store.outcomes.create = fail  # type: ignore[method-assign]
+    else:
+        lane.strike("task folder", fail)
     with pytest.raises(FatalError, match="no space left"):
         lane.run(adapters)
     assert not adapters.store.has_claim(lane.plan().turn)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from ackline.pipeline.pipeline import Pipeline
 from ackline.worker.files import WrittenFile
 from ackline.worker.outcomes import error_class_of
 from tests.support.memory import (
+    BEFORE,
     READ,
     ArrivedLetter,
     HandlerCall,
@@ -59,6 +61,11 @@ class MemoryAdapters(Adapters):
         """Returns a reader of given offsets."""
         assert self.world is not None
         return MemoryReader(self.world, self.pipeline.kafka.isolation, self.hook)
+
+    def task_folder(self, turn: TurnId) -> Any:
+        """Opens nothing: tasks in memory need no folder."""
+        self.hook("task folder", BEFORE)
+        return nullcontext()
 
     def remove_task_folders(self, turn: TurnId) -> None:
         """Does nothing: tasks in memory leave no folders."""

@@ -76,7 +76,8 @@ class TaskLab(Lab):
     def replayed(self, job: ReplayJob) -> ReplayResult:
         """Runs the tasks of a job, and commits nothing."""
         once, turn = job.settings.once, job.target.turn
-        with open_task_folder(job.target.root, turn, once) if once else nullcontext() as folder:
+        opens = once and job.folder is None
+        with open_task_folder(job.target.root, turn, once) if opens else nullcontext(job.folder) as folder:
             handler = load_functions_of_job(job.settings)
             tps = tuple(sorted({*job.fresh, *job.retries}))
             topics = {tp.topic for tp in tps}

@@ -1,13 +1,18 @@
 """What a task checks before its first record: that it shares the root, and at most once that no other has begun."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.turns import LIVE, TurnId
+from ackline.spark import job as spark_job
 from ackline.tables.folder import Folder
 from ackline.worker.settings import open_task_folder, remove_task_folders
+from tests.worker.task_lab import TaskLab
 
 TURN = TurnId("orders", LIVE, 0, 7)
 
@@ -32,6 +37,26 @@ def test_at_least_once_a_part_may_start_again_and_nothing_is_left(tmp_path: Path
         folder.check(0)
         folder.check(0)
     assert files(tmp_path) == []
+
+
+def test_s50_a_job_whose_folder_is_open_writes_nothing_before_spark_begins(
+    tasks: TaskLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails between the start marker and Spark costs the range of the turn. So replay opens the folder before."""
+    context = SimpleNamespace(master="local[2]", setJobGroup=lambda *_, **__: None, setLocalProperty=lambda *_: None)
+    spark: Any = SimpleNamespace(sparkContext=context)
+    seen: list[Any] = []
+
+    def collect(*arguments: Any) -> list[Any]:
+        seen.append((arguments[3], files(tmp_path)))
+        return []
+
+    monkeypatch.setattr(spark_job, "_collect", collect)
+    job = tasks.job("ack", {tasks.put(b"{}"): (0, 1)}, once=True)
+    with open_task_folder(tasks.table.uri, job.target.turn, once=True) as folder:
+        before = files(tmp_path)
+        spark_job.run_replay(spark, replace(job, folder=folder))
+    assert seen == [(folder, before)]
 
 
 @pytest.mark.parametrize("once", [True, False])

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ackline.spark.job import ReplayResult
-    from ackline.worker.settings import ReplayJob
+    from ackline.worker.settings import ReplayJob, TaskFolder
 from collections.abc import Iterable
 
 from ackline.errors import AcklineError
@@ -135,6 +135,15 @@ class Adapters:
             for tp, known in topic_ids.items()
             if tp.topic in topics and topics[tp.topic].topic_id == known and tp.partition in topics[tp.topic].partitions
         ]
+
+    def task_folder(self, turn: TurnId) -> "contextlib.AbstractContextManager[TaskFolder | None]":
+        """Returns a context that opens the folder in which the tasks of a turn at most once prove that they may start.
+
+        Raises TransientError and FatalError if the folder can't be written.
+        """
+        from ackline.worker.settings import open_task_folder
+
+        return open_task_folder(self.store.outcomes.uri, turn, once=True)
 
     def remove_task_folders(self, turn: TurnId) -> None:
         """Removes what a turn that is settled leaves of its Spark tasks."""

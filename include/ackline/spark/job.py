@@ -218,8 +218,8 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     with (
         # A job on one machine needs no proof that its tasks may start, unless at most once.
         open_task_folder(job.target.root, job.target.turn, job.settings.once)
-        if job.settings.once or not is_local(str(spark.sparkContext.master))
-        else nullcontext() as folder,
+        if job.folder is None and (job.settings.once or not is_local(str(spark.sparkContext.master)))
+        else nullcontext(job.folder) as folder,
         report_progress(spark.sparkContext, f"ackline-{uuid.uuid4()}", on_progress),
     ):
         result = result_of(_collect(spark, job, handler, folder), job.settings.topology)

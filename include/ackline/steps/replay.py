@@ -10,7 +10,7 @@ Under at most once, the claim and the start marker come before the first handler
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -201,27 +201,29 @@ def _replay_open_plan(
     on_progress: Progress | None,
 ) -> Replayed:
     once, of_file = adapters.pipeline.guarantee == "at_most_once", adapters
-    adapters, job, error = _prepare(of_file, plan, newest, spark)
-    if once and not _claim_or_waive(adapters, plan, newest, error):
-        return _close_waived_turn(adapters, plan, newest, error)
-    # A claimed plan goes through the start marker although it can't be read, so that one process alone decides that it
-    # is lost.
-    if (once and not take_start_marker(adapters, plan)) or job is None:
-        return Replayed(plan)
-    # Under at most once, nothing stands between the marker and Spark: what fails here costs the range of the turn.
-    result: ReplayResult | RangeGone | TopicChanged
-    try:
-        with advises_void(plan.turn):
-            result = error or adapters.run_job(spark, job, on_progress)
-    except (RangeGone, TopicChanged) as gone:
-        result = gone
+    with ExitStack() as opened:
+        adapters, job, error = _prepare(of_file, plan, newest, spark, opened)
+        if once and not _claim_or_waive(adapters, plan, newest, error):
+            return _close_waived_turn(adapters, plan, newest, error)
+        # A claimed plan goes through the start marker although it can't be read, so that one process alone decides that
+        # it is lost.
+        if (once and not take_start_marker(adapters, plan)) or job is None:
+            return Replayed(plan)
+        # Under at most once, nothing stands between the marker and Spark: what fails here costs the range of the turn.
+        result: ReplayResult | RangeGone | TopicChanged
+        try:
+            with advises_void(plan.turn):
+                result = error or adapters.run_job(spark, job, on_progress)
+        except (RangeGone, TopicChanged) as gone:
+            result = gone
     return _report(adapters, plan, newest, job, result)
 
 
 def _prepare(
-    of_file: Adapters, plan: Plan, newest: Settlement, spark: "Callable[[], SparkSession]"
+    of_file: Adapters, plan: Plan, newest: Settlement, spark: "Callable[[], SparkSession]", opened: ExitStack
 ) -> tuple[Adapters, "ReplayJob | None", RangeGone | TopicChanged | None]:
-    """Returns the adapters of the turn, the job that is ready to be handed out, and why its range can't be read.
+    """Returns the adapters of the turn, the job that is ready to be handed out, and why its range can't be read. What
+    the job needs until it has ended is `opened`.
 
     All that may refuse the job or fail is done here, before the claim. Under at most once a claimed turn is handed out
     once or lost, so a registry that is away, a table that can't be written or a setting that Spark refuses would cost
@@ -251,6 +253,7 @@ def _prepare(
     if once:
         with advises_void_if_file_changed(of_file, plan):
             adapters.check_job(spark, job)
+        job = replace(job, folder=opened.enter_context(adapters.task_folder(plan.turn)))
     return adapters, job, None
 
 

@@ -194,25 +194,6 @@ FIRST_UNREADABLE = 2**63 // 1000 + 1
 """The lowest timestamp, in milliseconds, that Spark's source can't convert."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayJob:
-    """What one turn reads and handles, and how."""
-
-    target: OutcomeTarget
-    settings: ReplaySettings
-    kafka: KafkaSettings
-    fresh: Mapping[TopicPartition, OffsetRange]
-    retries: Mapping[TopicPartition, ValuedRanges[int]]
-    """The offsets that are tried again, each with the number of its attempt."""
-    max_rate: int | None = None
-    """Records a second that the handler gets at most, from all tasks together."""
-    isolation_reason: str = ""
-    """Why `settings.isolated` is set although the pipeline file has no `handler_isolation: process`; else empty."""
-    exact_from: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The offset from which on the log may hold timestamps that Spark's source can't read. A topic-partition without
-    such an offset is missing."""
-
-
 _FOLDER = ".tasks"
 _TOKEN = "driver-"
 _TURN = re.compile(r"(?P<lane>.+)-(?P<epoch>\d+)-(?P<n>\d+)")
@@ -268,6 +249,27 @@ class TaskFolder:
                 f"all machines mount at the same path",
                 key="ACKLINE_AUDIT",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayJob:
+    """What one turn reads and handles, and how."""
+
+    target: OutcomeTarget
+    settings: ReplaySettings
+    kafka: KafkaSettings
+    fresh: Mapping[TopicPartition, OffsetRange]
+    retries: Mapping[TopicPartition, ValuedRanges[int]]
+    """The offsets that are tried again, each with the number of its attempt."""
+    max_rate: int | None = None
+    """Records a second that the handler gets at most, from all tasks together."""
+    isolation_reason: str = ""
+    """Why `settings.isolated` is set although the pipeline file has no `handler_isolation: process`; else empty."""
+    exact_from: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """The offset from which on the log may hold timestamps that Spark's source can't read. A topic-partition without
+    such an offset is missing."""
+    folder: TaskFolder | None = None
+    """Where the tasks prove that they may start, if it is open already: at most once, before the turn is claimed."""
 
 
 @contextmanager
