@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.ledger.turns import TurnId, TurnKind
@@ -117,6 +118,28 @@ def test_a_table_or_a_ledger_that_is_an_older_copy_stops_a_run_before_its_plan_i
         newest, plan = lane.adapters().newest_and_open_plan()
         assert newest is not None
         assert (newest.turn.n, plan) == (2 if older == "outputs" else 1, None)
+
+
+def test_i16_no_turn_is_planned_and_no_action_before_each_table_has_the_turn_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def away(*_: Any) -> bool:
+        raise FatalError("the table is away")
+
+    with lane_of(EMITS) as lane:
+        lane.produce(b"{}")
+        with monkeypatch.context() as patch:
+            patch.setattr(OutputTable, "append", away)
+            lane.run_fails(FatalError, "the table is away")
+            for act in (lane.plan, lambda: lane.perform(TurnKind.PAUSE), lambda: lane.perform(TurnKind.RESET)):
+                with pytest.raises(FatalError, match="the table is away"):
+                    act()
+        newest, plan = lane.adapters().newest_and_open_plan()
+        assert newest is not None
+        assert (newest.turn.n, newest.kind, plan, lane.committed()) == (1, TurnKind.RUN, None, None)
+        lane.plan()
+        published = DeltaTable(str(lane.root / "lane" / "outputs" / "totals")).to_pyarrow_table()
+        assert published["id"].to_pylist() == [0]
 
 
 def test_doctor_names_the_outputs(tmp_path: Path) -> None:
