@@ -74,6 +74,29 @@ def test_a_partition_without_leader_waits_and_the_others_are_read() -> None:
     assert lane.run().settled
 
 
+@pytest.mark.parametrize("fault", ["paused", "no leader"])
+def test_a_dead_letter_of_a_partition_that_is_left_alone_takes_no_turn(fault: str) -> None:
+    """Airflow would start a Spark driver for it every two minutes, for ever."""
+    live = settled_lane(DEAD, OK)
+    lane = MemoryBackfill(live, "b", "orders")
+    live.world.faults.letters.append("unanswered")
+    assert lane.run().pending["dead_letter"] == 1
+
+    def leave_alone(kind: TurnKind) -> None:
+        if fault == "paused":
+            perform_action(lane.adapters(), kind, lambda newest: dict.fromkeys(newest.partitions, 0), "a test")
+        live.log().has_leader = fault == "paused" or kind is TurnKind.RESUME
+
+    leave_alone(TurnKind.PAUSE)
+    before = lane.newest().turn
+    assert not run.can_take_turn(lane.adapters())
+    lane.run()
+    assert lane.newest().turn == before
+    leave_alone(TurnKind.RESUME)
+    assert run.can_take_turn(lane.adapters())
+    assert lane.run().settled
+
+
 Begun = Callable[[str], tuple[MemoryBackfill, Callable[[MemoryAdapters], object]]]
 """Returns a backfill under a guarantee that has not begun, and what begins and runs it."""
 

@@ -108,7 +108,9 @@ def _next_plan(
     reads = any(
         not row.empty or clipped(chosen_in(chosen, tp), row.complete_to, row.fresh.start) for tp, row in planned.items()
     )
-    letters = resend and any(has_dead_letters(settled) for settled in unfinished.values())
+    letters = resend and any(
+        has_dead_letters(unfinished[tp]) for tp, row in planned.items() if row.why not in planning.LEFT_ALONE
+    )
     answers = not reads and _has_answers(adapters, newest)
     return new_run_plan(adapters, newest, planned, reason) if reads or letters or answers else None
 

@@ -71,6 +71,8 @@ class PartitionView:
 NO_LEADER = "no leader"
 PARKED = "no longer subscribed"
 PAUSED = "paused"
+LEFT_ALONE = (NO_LEADER, PARKED, PAUSED)
+"""Why no record of a partition is read, that of a dead letter neither."""
 NOT_REQUESTED = "not requested of this run"
 ONLY_RETRIES = "only retries requested"
 WINDOW_FULL = "window full"

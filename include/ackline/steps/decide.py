@@ -21,7 +21,7 @@ from ackline.ledger.fold import OutcomeRow, PartitionState, fold
 from ackline.ledger.offsets import AnyRange, OffsetRange, TopicPartition, arrays_of, clipped, joined
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.pending import PendingRuns
-from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
+from ackline.ledger.planning import LEFT_ALONE
 from ackline.ledger.turns import AnswerReport, Plan, PlannedPartition, Settlement, TurnKind
 from ackline.pipeline.pipeline import TurnSettings
 from ackline.tables.turn_outcomes import TurnOutcomes
@@ -148,9 +148,7 @@ def _dead(adapters: Adapters, plan: Plan, states: States) -> Rows:
     Dead letters of partitions that are left alone wait: their records can't be read, or must not be.
     """
     readable = {
-        tp: state
-        for tp, state in states.items()
-        if tp in plan.partitions and plan.partitions[tp].why not in (PARKED, PAUSED, NO_LEADER)
+        tp: state for tp, state in states.items() if tp in plan.partitions and plan.partitions[tp].why not in LEFT_ALONE
     }
     return send_dead_letters(adapters, plan, readable)
 
