@@ -1,10 +1,12 @@
 """Operator actions: what each changes, what refuses it before it is stored, and what a dry run shows."""
 
 import re
+import tracemalloc
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ackline.actions.actions import perform_action, prepare_action
@@ -12,11 +14,15 @@ from ackline.actions.form import ActionRequest, check_request
 from ackline.actions.perform import choose_targets
 from ackline.actions.report import changes_of
 from ackline.errors import ConfigError, FatalError, GroupBusy, GroupMoved, NewerCommit
+from ackline.lane.plans import action_plan
 from ackline.ledger.commit_rule import CommitMetadata
+from ackline.ledger.fold import PartitionState
 from ackline.ledger.offsets import OffsetRange
-from ackline.ledger.outcomes import Outcome
+from ackline.ledger.outcomes import Outcome, OutcomeColumns
+from ackline.ledger.pending import NEVER, PendingKind, PendingRuns, PendingState
 from ackline.ledger.turns import TurnKind
 from ackline.pipeline.arguments import PartitionChoice
+from ackline.steps.decide import skipped_by
 from ackline.verify.check import judge
 from tests.chaos.config import Config
 from tests.chaos.evidence import evidence_of
@@ -115,6 +121,31 @@ def test_a_retry_by_error_class_leaves_other_classes_and_dead_letters_alone() ->
         request(lane, TurnKind.RETRY, offsets=OffsetRange(1, 2))
     request(lane, TurnKind.RETRY, error_class="ValueError")
     assert [run.value.due for run in lane.state().pending] == [lane.world.now, None]
+
+
+SCATTERED = 50_000
+
+
+@pytest.mark.parametrize("kind", [TurnKind.SKIP, TurnKind.RESET, "single"])
+def test_a_skip_of_many_scattered_records_holds_them_as_columns(kind: Any) -> None:
+    lane = MemoryLane(OK).after_run()
+    before = lane.newest()
+    starts = np.arange(SCATTERED, dtype=np.int64) * 2
+    retry = PendingState(PendingKind.RETRY, 1, "Late")
+    runs = PendingRuns(starts, starts + 1, np.zeros(SCATTERED, np.int32), np.full(SCATTERED, NEVER), [retry])
+    settled = before.partitions[TP]
+    before = replace(before, partitions={TP: replace(settled, state=PartitionState(2 * SCATTERED, runs))})
+    lane.log().add_gap(2 * SCATTERED)
+    target: Any = runs if kind == "single" else 2 * SCATTERED
+    plan = action_plan(lane.adapters(), before, TurnKind.SKIP if kind == "single" else kind, {TP: target}, "a test")
+    tracemalloc.start()
+    try:
+        rows = skipped_by(plan, before, NOON)[TP]
+        assert sum(1 for _ in rows) == len(rows) == rows.offsets == SCATTERED
+        assert len(OutcomeColumns.of(rows)) == SCATTERED
+        assert tracemalloc.get_traced_memory()[1] / SCATTERED < 200
+    finally:
+        tracemalloc.stop()
 
 
 def test_i4_a_skip_of_pending_records_settles_these_and_moves_nothing_else() -> None:

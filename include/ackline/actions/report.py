@@ -18,7 +18,7 @@ from ackline.lane.adapters import Adapters
 from ackline.lane.plans import MOVES
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.offsets import TopicPartition, count
-from ackline.ledger.outcomes import Outcome
+from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.turns import LIVE, Plan, SettledPartition, Settlement, TurnId, TurnKind
 from ackline.steps.decide import skipped_by, states_after
 from ackline.tables.turn_outcomes import TurnOutcomes
@@ -130,8 +130,9 @@ class PartitionChange:
 def changes_of(plan: Plan, before: Settlement) -> dict[TopicPartition, PartitionChange]:
     """Returns the change of each partition that the action is about; of every partition of the lane for a reset."""
     decided = skipped_by(plan, before, plan.planned_at) if plan.kind in MOVES else {}
-    counts = {tp: {Outcome.SKIPPED.value: sum(row.end - row.offset for row in rows)} for tp, rows in decided.items()}
-    states = states_after(plan, before, TurnOutcomes(decided, counts, {}))
+    counts = {tp: {Outcome.SKIPPED.value: rows.offsets} for tp, rows in decided.items()}
+    columns = {tp: OutcomeColumns.of(rows) for tp, rows in decided.items()}
+    states = states_after(plan, before, TurnOutcomes(columns, counts, {}))
     changed = before.partitions if plan.kind is TurnKind.RESET else plan.partitions
     return {
         tp: _change(plan, tp, before.partitions[tp], states[tp], counts.get(tp, {}).get(Outcome.SKIPPED.value, 0))

@@ -48,10 +48,9 @@ from ackline.errors import (
 )
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import Publish, allowed_commits, commit_newest
-from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.metrics import fetch_metrics
-from ackline.ledger.offsets import OffsetRange, TopicPartition
-from ackline.ledger.outcomes import Outcome
+from ackline.ledger.offsets import TopicPartition, arrays_of, union
+from ackline.ledger.outcomes import Outcome, RangeRows
 from ackline.ledger.turns import (
     LIVE,
     VOIDED_BY_OPERATOR,
@@ -204,16 +203,17 @@ def operator_loss(adapters: Adapters, plan: Plan) -> OperatorLoss | None:
     return adapters.store.operator_loss(plan.turn) if is_at_most_once(plan) else None
 
 
-def _lost_ranges(adapters: Adapters, plan: Plan, reason: str) -> dict[TopicPartition, list[OutcomeRow]]:
+def _lost_ranges(adapters: Adapters, plan: Plan, reason: str) -> dict[TopicPartition, RangeRows]:
     """Returns a `lost` row for each whole range that the plan hands out: the fresh one, and in a backfill lane the runs
     of offsets that are read for the first time by exact reads."""
-    lost = {}
-    for tp, planned in plan.partitions.items():
-        runs = [planned.fresh, *(OffsetRange(run.start, run.end) for run in planned.retries)]
-        rows = [OutcomeRow(run.start, 0, Outcome.LOST, adapters.now(), None, run.end, reason) for run in runs if run]
-        if rows:
-            lost[tp] = rows
-    return lost
+    handed_out = {
+        tp: union(arrays_of([planned.fresh]), arrays_of(planned.retries)) for tp, planned in plan.partitions.items()
+    }
+    return {
+        tp: RangeRows(ranges, Outcome.LOST, adapters.now(), reason)
+        for tp, ranges in handed_out.items()
+        if len(ranges[0])
+    }
 
 
 def refuse_retries(plan: Plan) -> None:

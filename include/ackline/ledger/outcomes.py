@@ -6,14 +6,16 @@ is handled like any other, as a record without a timestamp.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from itertools import islice
 from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from ackline.ledger.offsets import Bools, Int64s
+from ackline.ledger.offsets import Bools, Int64s, Ranges
 from ackline.ledger.pending import NEVER, microseconds, time_of
 
 
@@ -116,6 +118,32 @@ class OutcomeRow(NamedTuple):
         return self.offset + 1 if self.end_offset is None else self.end_offset
 
 
+@dataclass(frozen=True, slots=True)
+class RangeRows:
+    """The decisions that whole ranges have one outcome, a row for each. They are made while they are iterated, and only
+    columns are held: an operator may skip millions of scattered records."""
+
+    ranges: Ranges
+    outcome: Outcome
+    handled_at: datetime
+    reason: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.ranges[0])
+
+    def __iter__(self) -> Iterator[OutcomeRow]:
+        for first in range(0, len(self), _CHUNK):
+            starts, ends = (column[first : first + _CHUNK].tolist() for column in self.ranges)
+            for start, end in zip(starts, ends, strict=True):
+                yield OutcomeRow(start, 0, self.outcome, self.handled_at, None, end, self.reason)
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets the ranges hold."""
+        starts, ends = self.ranges
+        return int((ends - starts).sum())
+
+
 class OutcomeColumns(Sequence[OutcomeRow]):
     """Outcome rows of one topic-partition as columns, without their reasons: 32 bytes a row.
 
@@ -143,10 +171,15 @@ class OutcomeColumns(Sequence[OutcomeRow]):
 
     @classmethod
     def of(cls, rows: Iterable[OutcomeRow]) -> "OutcomeColumns":
-        """Returns these rows as columns."""
+        """Returns these rows as columns. Holds few rows as objects at a time: a turn may decide millions."""
         if isinstance(rows, OutcomeColumns):
             return rows
-        every = list(rows)
+        remaining = iter(rows)
+        parts = [cls._of_few(few) for few in iter(lambda: list(islice(remaining, _CHUNK)), [])]
+        return cls.concat(parts) if len(parts) > 1 else parts[0] if parts else cls._of_few([])
+
+    @classmethod
+    def _of_few(cls, every: Sequence[OutcomeRow]) -> "OutcomeColumns":
         results: dict[tuple[Outcome, str | None], int] = {}
         codes = [results.setdefault((row.outcome, row.error_class), len(results)) for row in every]
         ends = [_NO_END if row.end_offset is None else row.end_offset for row in every]

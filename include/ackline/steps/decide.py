@@ -6,7 +6,6 @@ Decisions are rows of their own (attempt 0) in `outcomes`. Nothing here stores t
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from itertools import islice
 
 from ackline.dead_letters.send import send_dead_letters
 from ackline.errors import ConfigError
@@ -18,15 +17,13 @@ from ackline.lane.plans import MOVES, LaneRanges, chosen_in, lane_ranges
 from ackline.lane.turn_metrics import gaps_of
 from ackline.ledger.backoff import Backoff, RetryPolicy
 from ackline.ledger.fold import OutcomeRow, PartitionState, fold
-from ackline.ledger.offsets import AnyRange, OffsetRange, TopicPartition, arrays_of, clipped, joined
-from ackline.ledger.outcomes import Outcome, OutcomeColumns
+from ackline.ledger.offsets import OffsetRange, TopicPartition, arrays_of, clipped, union
+from ackline.ledger.outcomes import Outcome, OutcomeColumns, RangeRows
 from ackline.ledger.pending import PendingRuns
 from ackline.ledger.planning import LEFT_ALONE
 from ackline.ledger.turns import AnswerReport, Plan, PlannedPartition, Settlement, TurnKind
 from ackline.pipeline.pipeline import TurnSettings
 from ackline.tables.turn_outcomes import TurnOutcomes
-
-_PORTION = 10_000
 
 Decisions = dict[TopicPartition, list[OutcomeRow]]
 Rows = Mapping[TopicPartition, Iterable[OutcomeRow]]
@@ -158,16 +155,8 @@ def _after_answers(plan: Plan, states: States, answered: Rows) -> dict[TopicPart
     policy, after = _policy(plan), dict(states)
     for tp, rows in answered.items():
         end = states[tp].complete_to
-        after[tp] = fold(states[tp], OffsetRange(end, end), (), _columns(rows), policy, _seed(plan, tp))
+        after[tp] = fold(states[tp], OffsetRange(end, end), (), rows, policy, _seed(plan, tp))
     return after
-
-
-def _columns(rows: Iterable[OutcomeRow]) -> OutcomeColumns:
-    """Returns the rows as columns. It holds few rows as objects at a time: all records in flight may time out."""
-    remaining, portions = iter(rows), list[OutcomeColumns]()
-    while portion := list(islice(remaining, _PORTION)):
-        portions.append(OutcomeColumns.of(portion))
-    return OutcomeColumns.concat(portions)
 
 
 def _expired_ranges(adapters: Adapters, plan: Plan, chosen: LaneRanges) -> Decisions:
@@ -183,27 +172,25 @@ def _expired_ranges(adapters: Adapters, plan: Plan, chosen: LaneRanges) -> Decis
     }
 
 
-def skipped_by(plan: Plan, before: Settlement, now: datetime, chosen: LaneRanges = None) -> Decisions:
+def skipped_by(
+    plan: Plan, before: Settlement, now: datetime, chosen: LaneRanges = None
+) -> dict[TopicPartition, RangeRows]:
     """Returns what a skip or a reset settles without handling it: pending offsets below its target, and unread ranges
     up to it. For a reset, that is what the new epoch does not read, so that no record is passed over silently (I15).
     For a skip of pending offsets, these.
 
     Offsets below the target that were acked get no row: they have their one terminal outcome already.
     """
-    decisions: Decisions = {}
+    decisions: dict[TopicPartition, RangeRows] = {}
     for tp, planned in plan.partitions.items():
         settled, target = before.partitions[tp], planned.fresh.end
         state = settled.state
-        if planned.retries:
-            decisions[tp] = _skipped_rows(planned.retries, plan.reason, now)
-            continue
-        # A reset takes over a topic that was created again. Nothing of the old topic is ever read again.
-        end = target if planned.topic_id == settled.topic_id else max(state.complete_to, target)
-        pending = state.pending.within(arrays_of([OffsetRange(0, end)]))
-        unread = clipped(chosen_in(chosen, tp), state.complete_to, target)
-        decisions[tp] = _skipped_rows([*pending, *unread], plan.reason, now)
+        skipped = [arrays_of(planned.retries)]
+        if not planned.retries:
+            # A reset takes over a topic that was created again. Nothing of the old topic is ever read again.
+            end = target if planned.topic_id == settled.topic_id else max(state.complete_to, target)
+            pending = state.pending.within(arrays_of([OffsetRange(0, end)]))
+            unread = clipped(chosen_in(chosen, tp), state.complete_to, target)
+            skipped = [pending.ranges, arrays_of(unread)]
+        decisions[tp] = RangeRows(union(*skipped), Outcome.SKIPPED, now, plan.reason)
     return decisions
-
-
-def _skipped_rows(runs: Iterable[AnyRange], reason: str, now: datetime) -> list[OutcomeRow]:
-    return [OutcomeRow(run.start, 0, Outcome.SKIPPED, now, None, run.end, reason) for run in joined(runs)]
