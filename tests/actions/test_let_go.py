@@ -9,6 +9,7 @@ from ackline.actions.actions import Choose, PerformedAction, perform_action, pre
 from ackline.actions.form import ActionRequest, check_request
 from ackline.actions.perform import choose_targets
 from ackline.actions.report import changes_of
+from ackline.actions.standstill import what_stands_still
 from ackline.actions.status import LET_GO, status_and_missing
 from ackline.errors import ConfigError, GroupMoved, TopicChanged
 from ackline.ledger.fold import PendingKind
@@ -16,6 +17,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.pipeline.arguments import PartitionChoice
+from ackline.steps.plan import preview
 from ackline.verify.check import judge
 from tests.chaos.config import Config
 from tests.chaos.evidence import evidence_of
@@ -78,6 +80,23 @@ def test_s76_a_deleted_topic_of_a_pattern_is_let_go_and_the_others_go_on() -> No
         "payments": LET_GO,
     }
     assert judged(lane) == []
+
+
+@pytest.mark.parametrize("settings", [{}, {"missing_topics": "wait"}, {"kafka": PATTERN}], ids=str)
+def test_s76_where_all_is_let_go_a_run_stores_nothing_and_goes_on_once_a_topic_is_there_again(
+    settings: dict[str, Any],
+) -> None:
+    """A plan without a row could not be read again, so the lane would stand still for good."""
+    lane = MemoryLane(OK, OK, **settings).after_run()
+    lane.world.delete_topic("orders")
+    let_go(lane, "orders")
+    before = lane.newest()
+    for _ in range(2):
+        assert (lane.run().plans, preview(lane.adapters()).plan, what_stands_still(lane.adapters())) == ([], None, None)
+    assert (lane.newest(), lane.adapters().store.open_plan(before)) == (before, None)
+    lane.create("orders", records=3)
+    lane.run()
+    assert (lane.offsets(), lane.committed()) == ([0, 1, 0, 1, 2], 3)
 
 
 def test_s76_a_topic_made_again_with_fewer_partitions_goes_on_with_those_that_it_has() -> None:

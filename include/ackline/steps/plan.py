@@ -104,7 +104,7 @@ def take_turn(
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The turn to carry out; `plan` is None if no subscribed topic exists yet.
+    """The turn to carry out; `plan` is None if no subscribed topic exists yet, or any more.
 
     `missing` names subscribed topics, and partitions that the file names, which do not exist. `leaderless` are
     partitions that would join the lane if they had a leader. `actions` are the settlements that this process has stored
@@ -177,7 +177,7 @@ class _Planning:
 
     def make_plan(self, newest: Settlement) -> Plan | None:
         """Returns what comes after `newest`: a genesis turn, an action that moves the lane first, or the plan of a run.
-        None if no subscribed topic exists yet."""
+        None if no subscribed topic exists yet, or any more."""
         self._note(newest)
         view = self._checked_view(newest)
         check_settings_unchanged(self.adapters, newest)
@@ -226,7 +226,8 @@ def preview(adapters: Adapters) -> Planned:
     turn = newest.turn if newest else _first_turn(adapters)
     begun = Settlement(turn, TurnKind.GENESIS, adapters.run_id, adapters.now(), lane)
     planned = next_plan(adapters, begun, view)
-    check_outputs_of(adapters, planned, probe=False)  # a preview stores nothing, and may lack the right to write
+    if planned is not None:
+        check_outputs_of(adapters, planned, probe=False)  # a preview stores nothing, and may lack the right to write
     return Planned(planned, adopted=False, missing=view.missing, leaderless=leaderless)
 
 

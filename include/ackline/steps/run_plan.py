@@ -34,8 +34,8 @@ _NO_WINDOW = 2**62
 """`max_uncommitted` for guarantees that never retry: nothing is ever pending, so the window never closes."""
 
 
-def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: bool = False) -> Plan:
-    """Returns the plan for the turn after `newest`.
+def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: bool = False) -> Plan | None:
+    """Returns the plan for the turn after `newest`; None if each partition was let go, and none is there again.
 
     It is a reset if a partition that was let go is there again, and nothing is pending. It is a skip or a reset if the
     group was moved, under `on_external_reset: follow` (S36). It is a skip if a partition
@@ -66,7 +66,8 @@ def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: 
     limits = limits_of(adapters, adapters.request.max_records or None, fresh=not adapters.request.only_retries)
     views = _with_waiting_times(adapters, views, limits)
     planned = planning.plan_partitions(views, limits, adapters.now(), newest.turn.n + 1)
-    return new_run_plan(adapters, newest, planned)
+    # A plan without a row could not be read again: the lane would stand still for good.
+    return new_run_plan(adapters, newest, planned) if planned else None
 
 
 def new_run_plan(
