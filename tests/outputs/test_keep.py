@@ -3,14 +3,16 @@
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +22,7 @@ from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
 from ackline.ledger.turns import TurnKind
 from ackline.outputs.checks import last_published, published_in
 from ackline.outputs.keep import settled_outputs
-from ackline.outputs.turn import publish_settled, store_plan
+from ackline.outputs.turn import publish_settled, publish_table, store_plan
 from ackline.pipeline.outputs import OutputsOfTurn, TableOfTurn, kept_after, without_effect
 from ackline.tables import kept_rows
 from ackline.tables.output_table import OutputTable
@@ -358,10 +360,26 @@ def test_rows_that_do_not_fit_the_table_any_more_stop_the_turn_before_its_settle
     assert lane.turn not in lane.store.settlements
 
 
-def test_rows_that_do_not_fit_the_table_any_more_are_not_published_into_it(tmp_path: Path) -> None:
+def overwritten_by_a_user(lane: Lane) -> OutputTable:
+    """The output table with another type of its column, which a user has overwritten in place: its folder keeps the
+    files that no version names."""
+    table = OutputTable(f"{lane.store.root}/shop/outputs/{TABLE}")
+    fields = [pa.field(name, pa.string() if name == "value" else kind) for name, kind in schema_of(table).items()]
+    write_deltalake(table.uri, pa.schema(fields).empty_table(), mode="overwrite", schema_mode="overwrite")
+    return table
+
+
+def schema_of(table: OutputTable) -> dict[str, pa.DataType]:
+    return {field.name: field.type for field in pa.schema(DeltaTable(table.uri).schema().to_arrow())}
+
+
+@pytest.mark.parametrize("changed", [table_of_a_user, overwritten_by_a_user])
+def test_rows_that_do_not_fit_the_table_any_more_are_not_published_into_it(
+    tmp_path: Path, changed: Callable[[Lane], OutputTable]
+) -> None:
     lane = lane_with_rows(tmp_path, Outcome.IN_FLIGHT, Outcome.ACKED)
     before = lane.store.settlements[lane.turn]
-    other = table_of_a_user(lane)
+    other = changed(lane)
     with pytest.raises(ConfigError, match=r"wait for the table totals, and their columns differ .* \(value\)"):
         publish_settled(lane.adapters, SimpleNamespace(turn=lane.turn, outputs=before))  # type: ignore[arg-type]
     with suppress(FileNotFoundError):
@@ -390,5 +408,7 @@ def test_a_process_that_publishes_late_does_not_make_a_later_turn_look_unpublish
     turn_of(lane, [OutcomeRow(7, 1, Outcome.ACKED, NOW)], lane.store.settlements[late.turn])
     publish_settled(lane.adapters, newest_of(lane))
     publish_settled(lane.adapters, late)
+    # A process that has looked before the turn was published, and goes on now.
+    publish_table(lane.adapters, late.turn, OutputsOfTurn.decode(late.outputs), TABLE)
     shutil.rmtree(tmp_path / "shop" / "outputs")  # by its user
     publish_settled(lane.adapters, newest_of(lane))

@@ -1,7 +1,7 @@
 """What an operator is told about rows that can't be published, and that the command which is named ends the state."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,15 +9,21 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from ackline import Dead
 from ackline.actions import void
-from ackline.errors import LedgerError
+from ackline.errors import FatalError, LedgerError
 from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
 from ackline.ledger.turns import TurnKind
 from ackline.outputs.turn import publish_settled
 from ackline.pipeline.outputs import OutputsOfTurn
+from ackline.tables.output_table import OutputTable
 from tests.actions.test_drop_outputs import adapters_of
 from tests.outputs.kept_lane import NOW, TABLE, Lane, Row, lane_with_rows, plan_of, staged_turn, turn_of
+from tests.outputs.test_turn import EMITS
+from tests.support.memory_lane import void as void_open_turn
 from tests.tables.test_damaged_files import flipped_page
+from tests.worker import any_handlers
+from tests.worker.test_any_value import lane_of
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "no Parquet": lambda whole: b"x" * len(whole),
@@ -86,6 +92,49 @@ def test_a_turn_that_is_given_up_while_another_process_publishes_it_stops_no_lat
     for number in (20, 21):
         publish_settled(lane.adapters, next_turn(lane, number))
     assert offsets(tmp_path) == [*expected, 20, 21]
+
+
+def test_a_void_turn_after_one_that_was_given_up_stops_no_later_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: Any) -> bool:
+        raise FatalError("the table is away")
+
+    with lane_of(EMITS) as lane:
+        lane.produce(b"{}")
+        lane.run()
+        lane.produce(b"{}")
+        with monkeypatch.context() as patch:
+            patch.setattr(OutputTable, "append", away)
+            lane.run_fails(FatalError, "the table is away")
+            void.drop_outputs(lane.adapters(), lane.newest().turn, ["totals"], "a test")
+        lane.produce(b"{}")
+        lane.plan()
+        void_open_turn(lane)
+        lane.run()
+        published = DeltaTable(str(lane.root / "lane" / "outputs" / "totals")).to_pyarrow_table()
+        assert sorted(published["id"].to_pylist()) == [0, 2]
+
+
+def test_i6_staged_rows_that_are_gone_stop_a_turn_before_a_dead_letter_is_sent() -> None:
+    """An operator may void the turn, and a letter of a void turn announces as dead what the next turn handles again."""
+    with lane_of({**EMITS, "retry": {"max_retries": 0}}) as lane:
+        any_handlers.ANSWERS[1] = raises_dead
+        lane.produce(b"{}", b"{}")
+        lane.plan_and_replay()
+        [staged] = (lane.root / "lane" / ".staging").rglob("*.parquet")
+        content = staged.read_bytes()
+        staged.unlink()
+        with pytest.raises(LedgerError, match="`ackline void lane"):
+            lane.settle()
+        assert lane.letters() == []
+        staged.write_bytes(content)
+        lane.settle()
+        assert len(lane.letters()) == 1
+
+
+def raises_dead() -> Iterator[None]:
+    for reason in ("a test",):
+        raise Dead(reason)
+    yield
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

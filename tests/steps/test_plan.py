@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ackline.actions.objects import plan_object, run_object
-from ackline.errors import LedgerError, TooFarBehind
+from ackline.errors import ConfigError, LedgerError, TooFarBehind
 from ackline.lane.commit import MAX_LOST_RACES
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
@@ -40,6 +40,17 @@ def test_where_no_partition_has_a_leader_nothing_begins_and_all_are_named() -> N
         lane.log(tp).has_leader = False
     result = lane.run()
     assert (result.plans, result.leaderless) == ([], (TP, TP1))
+
+
+def test_an_open_turn_is_not_gone_on_with_by_a_clock_that_is_behind_its_plan() -> None:
+    """Its outcomes would be handled before they were planned, and its settlement would move the lane's clock back."""
+    lane = MemoryLane(OK).after_run()
+    lane.produce(OK)
+    plan.plan(lane.adapters(fixed_now=NOON + timedelta(hours=2)))
+    with pytest.raises(ConfigError, match=r"--now .* is before the last turn"):
+        lane.run(lane.adapters(fixed_now=NOON + timedelta(hours=1)))
+    lane.run(lane.adapters(fixed_now=NOON + timedelta(hours=2)))
+    assert lane.committed() == 2
 
 
 @pytest.mark.parametrize("taken", ["by a run", "by an operator action"])

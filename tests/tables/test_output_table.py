@@ -11,6 +11,7 @@ from deltalake import DeltaTable, Field, QueryBuilder, Schema, TableFeatures
 from deltalake.schema import PrimitiveType
 
 from ackline.errors import ConfigError
+from ackline.ledger.turns import TurnId, number_of
 from ackline.tables import publish as publish_outputs
 from ackline.tables.folder import Folder
 from ackline.tables.object_store import options_of
@@ -53,6 +54,14 @@ def publish(uri: str, *turns: int) -> None:
         row = {"_topic": "orders", "_partition": 0, "_offset": n, "_attempt": 1, "_lane": "live", "_epoch": 0}
         rows = pa.Table.from_pylist([{**row, "_turn": n, "_anchors": [], "n": n}], schema)
         assert table.append(entries(publish_outputs._write_files(table, rows)), "ackline/output", n << 32)
+
+
+def test_a_table_takes_no_second_execution_of_a_turn(root: str) -> None:
+    """Of two copies of a ledger, which publish the same turn at the same moment."""
+    create(f"{root}/t")
+    table, turn = OutputTable(f"{root}/t"), TurnId("shop", "live", 0, 7)
+    assert [table.append([], "ackline/output", number_of(turn, n)) for n in (5, 9, 5, 1)] == [True, False, False, False]
+    assert table.append([], "ackline/output", number_of(turn._replace(n=8), 1))
 
 
 def test_each_feature_that_an_output_can_write_is_tried_here() -> None:
