@@ -9,6 +9,7 @@ import pytest
 
 from ackline.errors import ConfigError
 from ackline.tables.object_store import arrow_filesystem, options_of, use_options
+from ackline.verify.read_tables import storage_options
 
 ROOT = "s3://bucket/audit"
 CANARY = "canary/of+the=secret"
@@ -52,6 +53,37 @@ def test_the_environment_holds_the_options(monkeypatch: pytest.MonkeyPatch, endp
     }
     filesystem, base = arrow_filesystem(ROOT)
     assert (filesystem.region, base) == ("eu-west-1", "bucket/audit")
+
+
+def test_the_endpoint_is_that_of_the_variable_that_delta_rs_obeys_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the checker, too, which reads the environment by itself."""
+    for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(name, f"https://{name.lower()}")
+        endpoints = [options["aws_endpoint_url"] for options in (options_of(ROOT), storage_options(ROOT))]
+        assert endpoints == [f"https://{name.lower()}"] * 2
+
+
+@pytest.mark.parametrize(
+    ("extra", "variable"),
+    [
+        ({"endpoint_url": "https://store"}, "AWS_ENDPOINT_URL_S3"),
+        ({}, "AWS_ENDPOINT_URL_S3"),
+        ({}, "AWS_ENDPOINT_URL"),
+        ({}, "AWS_ENDPOINT"),
+    ],
+)
+def test_another_endpoint_in_the_environment_than_that_of_the_connection_is_refused(
+    connection: pytest.MonkeyPatch, extra: dict[str, str], variable: str
+) -> None:
+    """delta-rs would obey the variable, and Arrow the connection."""
+    define(connection, login="key", password="secret", extra=extra)
+    connection.setenv(variable, "https://another")
+    with pytest.raises(ConfigError, match=f"{variable} is set, and the object store has another endpoint") as refused:
+        options_of(ROOT)
+    assert refused.value.key == variable
+    connection.setenv(variable, "https://store")
+    if extra:
+        assert options_of(ROOT)["aws_endpoint_url"] == "https://store"
 
 
 def test_without_a_login_both_clients_find_that_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

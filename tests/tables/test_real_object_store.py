@@ -259,6 +259,19 @@ def test_a_connection_reaches_the_tables(root: str, s3: ObjectStore, monkeypatch
     assert store.newest() == settlement(0)
 
 
+@pytest.mark.parametrize("obeyed", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"])
+def test_log_and_data_are_in_one_store_whichever_variable_names_it(
+    root: str, s3: ObjectStore, monkeypatch: pytest.MonkeyPatch, obeyed: str
+) -> None:
+    """The other variables name a store that nobody runs."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_ports(1)[0]}")
+    monkeypatch.setenv(obeyed, s3.endpoint)
+    store = LedgerStore(root, "orders", "live")
+    assert store.store_settlement(settlement(0))
+    assert LedgerStore(root, "orders", "live").newest() == settlement(0)
+
+
 def errors_of(store: str) -> list[AcklineError]:
     """Returns the errors of everything that a run does first with a store that can't be used."""
     ledger, of = LedgerStore(store, "orders", "live"), TurnId("orders", LIVE, 0, 7)

@@ -31,6 +31,8 @@ _AZURE = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STOR
           "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID")  # fmt: skip
 _VARIABLES = {"s3": _S3, "az": _AZURE, "abfs": _AZURE, "abfss": _AZURE, "gs": ("GOOGLE_APPLICATION_CREDENTIALS",)}
 """The variables of each scheme. In lower case they are the names of delta-rs's options."""
+_ENDPOINT, _ENDPOINTS = "aws_endpoint_url", ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+"""The option for the endpoint, and its variables; the first one that is set counts, as in AWS's own tools."""
 _UNSAFE = ("AWS_S3_ALLOW_UNSAFE_RENAME", "AWS_S3_LOCKING_PROVIDER", "AWS_CONDITIONAL_PUT")
 """Variables by which delta-rs commits in another way than by a conditional put, which alone fences the turns."""
 _FROM_EXTRA = {
@@ -92,9 +94,8 @@ def _from_environment(scheme: str) -> dict[str, str]:
     options = {name.lower(): os.environ[name] for name in _VARIABLES[scheme] if os.environ.get(name)}
     if scheme == "s3":
         # delta-rs would obey each of these by itself, and Arrow would not: log and data would be in different stores.
-        others = {"aws_region": ("AWS_DEFAULT_REGION",), "aws_endpoint_url": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")}
-        for option, variable in ((option, variable) for option, names in others.items() for variable in names):
-            if option not in options and os.environ.get(variable):
+        for option, names in {"aws_region": ("AWS_REGION", "AWS_DEFAULT_REGION"), _ENDPOINT: _ENDPOINTS}.items():
+            if (variable := next(filter(os.environ.get, names), None)) is not None:
                 options[option] = os.environ[variable]
         if "aws_access_key_id" not in options:
             options = _of_profile() | options
@@ -173,7 +174,17 @@ def _check_s3(options: Mapping[str, str]) -> None:
             "only one of access key and secret key is set for the object store: set both, or neither",
             key="AWS_ACCESS_KEY_ID",
         )
-    endpoint = urlsplit(options.get("aws_endpoint_url", ""))
+    for name in _ENDPOINTS:
+        # delta-rs obeys the first one even beside an option, and the others where there is no option.
+        if os.environ.get(name, options.get(_ENDPOINT)) != options.get(_ENDPOINT) and (
+            name == _ENDPOINTS[0] or _ENDPOINT not in options
+        ):
+            raise ConfigError(
+                f"{name} is set, and the object store has another endpoint, or none: the log of a table and its data "
+                f"would be in different stores; unset it",
+                key=name,
+            )
+    endpoint = urlsplit(options.get(_ENDPOINT, ""))
     if endpoint.geturl() and (
         endpoint.scheme not in ("http", "https") or endpoint.path.strip("/") or "@" in endpoint.netloc
     ):
@@ -203,7 +214,17 @@ def arrow_filesystem(folder: str) -> tuple[pafs.FileSystem, str]:
 
 
 def _s3(options: Mapping[str, str]) -> pafs.FileSystem:
-    endpoint = urlsplit(options.get("aws_endpoint_url", ""))
+    for name in _ENDPOINTS:
+        # delta-rs obeys the first one even beside an option, and the others where there is no option.
+        if os.environ.get(name, options.get(_ENDPOINT)) != options.get(_ENDPOINT) and (
+            name == _ENDPOINTS[0] or _ENDPOINT not in options
+        ):
+            raise ConfigError(
+                f"{name} is set, and the object store has another endpoint, or none: the log of a table and its data "
+                f"would be in different stores; unset it",
+                key=name,
+            )
+    endpoint = urlsplit(options.get(_ENDPOINT, ""))
     arguments: dict[str, Any] = {
         "access_key": options.get("aws_access_key_id"),
         "secret_key": options.get("aws_secret_access_key"),

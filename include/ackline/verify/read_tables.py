@@ -40,9 +40,12 @@ def storage_options(uri: str) -> dict[str, str]:
     if connection := os.environ.get("ACKLINE_AUDIT_CONNECTION"):
         return _options_of(connection)
     options = {name.lower(): os.environ[name] for name in S3 if os.environ.get(name)}
-    for option, name in (("aws_region", "AWS_DEFAULT_REGION"), ("aws_endpoint_url", "AWS_ENDPOINT_URL_S3")):
-        if os.environ.get(name):
-            options.setdefault(option, os.environ[name])
+    if region := os.environ.get("AWS_DEFAULT_REGION"):
+        options.setdefault("aws_region", region)
+    # The order of AWS's own tools. delta-rs takes the first one, whatever option it gets.
+    for name in ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        if endpoint := os.environ.get(name):
+            options["aws_endpoint_url"] = endpoint
     return options
 
 
