@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field
+from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.errors import FatalError
@@ -16,6 +18,7 @@ from ackline.ledger.turns import TurnId
 from ackline.tables.errors import DamagedError
 from ackline.tables.files import DataFileWriter, delta_stats, row_groups
 from ackline.tables.folder import Folder
+from ackline.tables.layout import lanes_of
 from ackline.tables.maintenance import OUTPUT_LAYOUT, RETENTION, OutputCompactor, maintain
 from ackline.tables.object_store import options_of
 from ackline.tables.output_table import OF_ROW, OutputTable
@@ -131,6 +134,27 @@ def test_maintenance_names_a_damaged_file_and_maintains_all_else(
     put(table, broken, whole)
     assert len(maintain(root)) == 7
     assert (len(paths(table)), rows(table)) == (1, before)
+
+
+@ON_DISK
+def test_maintenance_goes_on_beside_a_table_of_a_former_version_and_a_folder_that_can_not_be_listed(
+    root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_lane(LedgerStore(root, "a-former", "live"), 1)
+    begin_lane(LedgerStore(root, "b-unlisted", "live"), 1)
+    begin_lane(store, TURNS)
+    former = DeltaTable(LedgerStore(root, "a-former", "live").plans.uri)
+    former.alter.add_columns([Field("seen", PrimitiveType("long"))])
+
+    def refuse_to_list(above: str, pipeline: str) -> Any:
+        if pipeline == "b-unlisted":
+            raise FatalError("the folder of b-unlisted can't be used: permission denied")
+        return lanes_of(above, pipeline)
+
+    monkeypatch.setattr("ackline.tables.maintenance.lanes_of", refuse_to_list)
+    with pytest.raises(FatalError, match=r"3 tables were maintained, 4 were not: .*a-former.* is now .*b-unlisted"):
+        maintain(root)
+    assert len(paths(store.outcomes)) == 1
 
 
 @pytest.mark.parametrize(("name", "column"), [("outcomes", "attempt"), ("settlements", "complete_to")])

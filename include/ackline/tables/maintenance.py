@@ -28,13 +28,13 @@ from typing import NamedTuple
 from deltalake import DeltaTable, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
-from ackline.errors import ConfigError, FatalError, TransientError
+from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.outputs import ROW_COLUMNS, output_folder
 from ackline.tables.append import REWRITE
 from ackline.tables.compaction import Compactor, File, Layout, Maintained
 from ackline.tables.folder import sync_folder
-from ackline.tables.layout import LaneFolder, all_lanes, folders_in, void_turns
+from ackline.tables.layout import LaneFolder, all_lanes, check_layout, folders_in, lanes_of, void_turns
 from ackline.tables.log import POINTER, is_whole
 from ackline.tables.output_table import OutputTable, obstacle_of
 from ackline.tables.reads import is_within
@@ -61,8 +61,9 @@ columns under other names, or rows that a deletion vector hides."""
 def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
     """Compact, vacuum and checkpoint each table below an audit root, the output tables there too.
 
-    A table that can't be read or written holds up no other one. Raises FatalError for such tables at the end,
-    TransientError if later tries may succeed for all of them, and ConfigError for a retention below RETENTION.
+    A table that can't be read or written, or a pipeline whose folder can't be listed, holds up no other one. Raises
+    FatalError for such tables at the end, and TransientError if later tries may succeed for all of them. Raises
+    ConfigError for a retention below RETENTION and for tables of the first layout, and has done nothing then.
     """
     if retention < RETENTION:
         raise ConfigError(
@@ -70,18 +71,25 @@ def maintain(root: str, retention: timedelta = RETENTION) -> list[Maintained]:
             f"still reads; keep files for {RETENTION.days} days at least",
             key="retention",
         )
+    check_layout(root)
     done: list[Maintained] = []
-    failed: list[FatalError | TransientError] = []
-    for lane in all_lanes(root):
-        for maintain_table in _tables_of(lane, retention):
+    failed: list[AcklineError] = []
+    for pipeline in sorted(folders_in(root)):
+        try:
+            tables = [table for lane in lanes_of(root, pipeline) for table in _tables_of(lane, retention)]
+        except AcklineError as error:
+            failed.append(error)
+            continue
+        for maintain_table in tables:
             try:
                 if (maintained := maintain_table()) is not None:
                     done.append(maintained)
-            except (FatalError, TransientError) as error:
+            except AcklineError as error:
                 failed.append(error)
     if failed:
-        named = "; ".join(str(error) for error in failed[:_NAMED_FAILURES])
-        more = f"; and {len(failed) - _NAMED_FAILURES} more" if len(failed) > _NAMED_FAILURES else ""
+        texts = list(dict.fromkeys(map(str, failed)))  # what stops one table of a lane may stop the others
+        named = "; ".join(texts[:_NAMED_FAILURES])
+        more = f"; and {len(texts) - _NAMED_FAILURES} more" if len(texts) > _NAMED_FAILURES else ""
         kind = TransientError if all(isinstance(error, TransientError) for error in failed) else FatalError
         raise kind(f"{len(done)} tables were maintained, {len(failed)} were not: {named}{more}")
     return done
