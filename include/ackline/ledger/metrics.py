@@ -38,6 +38,15 @@ class StepFigures:
         """Returns the figures of no turn, with these steps after `source`."""
         return cls({name: StepCounts() for name in (SOURCE, *names)}, turns=0)
 
+    @property
+    def tuples_a_record(self) -> float | None:
+        """How many tuples the busiest step got for each record; None if no record was handled."""
+        others = dict(self.steps)
+        source = others.pop(SOURCE, None)
+        if source is None or not source.executed:
+            return None
+        return max((counts.executed for counts in others.values()), default=0) / source.executed
+
     def add(self, other: "StepFigures") -> None:
         """Adds the figures of other turns. A step that is not among these steps is left out: the file has changed."""
         for name, counts in self.steps.items():

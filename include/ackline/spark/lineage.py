@@ -14,6 +14,7 @@ refused before anything is read.
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -174,10 +175,13 @@ def _offsets(offsets: Mapping[TopicPartition, int]) -> str:
 
 _ADAPTIVE = "spark.sql.adaptive.enabled"
 
-_FEW_RECORDS = 5_000
-_MANY_RECORDS = 50_000
-"""A task takes the tuples of _FEW_RECORDS records, or of more once each core has a task, but of at most
-_MANY_RECORDS."""
+_FEW_TUPLES, _MANY_TUPLES = 50_000, 500_000
+"""A task takes _FEW_TUPLES, or more once each core has a task, but at most _MANY_TUPLES."""
+_TUPLES_A_RECORD = 10
+"""How many tuples a record is taken for at least: so many of them are no work, and the first turn does not know."""
+_MOST_PARTS = 16
+"""For each core, into how many parts large trees divide a turn of few records: two exchanges in a row cost the square
+of their parts."""
 
 
 @contextmanager
@@ -195,9 +199,15 @@ def one_job(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(_ADAPTIVE, before or "true")
 
 
-def tasks_of_chain(records: int, cores: int) -> int:
+def tasks_of_chain(records: int, cores: int, tuples_a_record: float | None = None) -> int:
     """Returns into how many parts an exchange divides the tuples of `records` records, on `cores` cores."""
-    return max(1, min(cores, -(-records // _FEW_RECORDS)), -(-records // _MANY_RECORDS))
+    by_records = _parts_of(records * _TUPLES_A_RECORD, cores)
+    by_tuples = _parts_of(math.ceil(records * (tuples_a_record or 0)), cores)
+    return max(by_records, min(by_tuples, _MOST_PARTS * cores))
+
+
+def _parts_of(tuples: int, cores: int) -> int:
+    return max(1, min(cores, -(-tuples // _FEW_TUPLES)), -(-tuples // _MANY_TUPLES))
 
 
 def manifests_of_trees(rows: DataFrame, settings: TaskSettings, topology: Topology, parts: int) -> DataFrame:
@@ -254,7 +264,8 @@ def manifests_of(
     if topology is None:
         return union
     offsets = sum(map(len, job.fresh.values())) + sum(map(count, job.retries.values()))
-    return manifests_of_trees(union, task, topology, tasks_of_chain(offsets, spark.sparkContext.defaultParallelism))
+    parts = tasks_of_chain(offsets, spark.sparkContext.defaultParallelism, job.tuples_a_record)
+    return manifests_of_trees(union, task, topology, parts)
 
 
 def _manifests_of_column(

@@ -242,7 +242,9 @@ def _prepare(
     error = _range_error(adapters, plan)
     if job is None or error is not None:
         return adapters, job, error
-    job = replace(job, exact_from=unreadable_from(adapters, job))
+    # Of the turn before alone, which is at hand: a guess at how large the trees are.
+    tuples = newest.steps.tuples_a_record if newest.steps is not None else None
+    job = replace(job, exact_from=unreadable_from(adapters, job), tuples_a_record=tuples)
     adapters.store.outcomes.create()
     # The start is counted before Spark begins: a start that takes this process down with it must be counted too. At
     # most once counts no start: a claimed plan is started once and never again.

@@ -268,6 +268,8 @@ class ReplayJob:
     exact_from: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The offset from which on the log may hold timestamps that Spark's source can't read. A topic-partition without
     such an offset is missing."""
+    tuples_a_record: float | None = None
+    """How many tuples the busiest step got for each record in the turn before; None if that is not known."""
     folder: TaskFolder | None = None
     """Where the tasks prove that they may start, if it is open already: at most once, before the turn is claimed."""
 

@@ -1,14 +1,22 @@
 """How many records the task that reads them handles at once, and what it holds of their tuples meanwhile."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
 from ackline.handler import Emit, Record, Tuple
+from ackline.spark.lineage import tasks_of_chain
+from ackline.worker.settings import ReplayJob
 from ackline.worker.trees import stages
 from ackline.worker.trees.batch import Ended
 from ackline.worker.trees.calls import TreeCalls
+from tests.support.memory_adapters import MemoryAdapters
+from tests.worker import any_handlers
 from tests.worker.task_lab import TaskLab
+from tests.worker.test_any_value import FILES, lane_of
 from tests.worker.trees.stages import steps_of
 
 SIZE = 500
@@ -80,3 +88,46 @@ def test_the_length_of_a_portion_changes_no_outcome_and_no_tuple(
         found.append((tasks.outcomes(job), sorted(seen)))
     assert found[0] == found[1] == found[2]
     assert {outcome for _, outcome, _ in found[0][0]} == {"acked", "failed"}
+
+
+@pytest.mark.parametrize(
+    ("records", "tuples", "parts"),
+    [
+        (1_000, None, 1),
+        (20_000, None, 4),
+        (500_000, None, 10),
+        (1_000, 400, 4),
+        (5_000, 400, 4),
+        (5_000, 4_000, 40),
+        (500_000, 4_000, 64),
+        (5_000_000, 400, 100),
+        (500_000, 0.5, 10),
+    ],
+)
+def test_an_exchange_is_divided_by_the_tuples_that_records_had_in_the_turn_before(
+    records: int, tuples: float | None, parts: int
+) -> None:
+    """On four cores. Without a turn before, ten tuples a record."""
+    assert tasks_of_chain(records, 4, tuples) == parts
+
+
+def test_a_turn_knows_how_many_tuples_a_record_had_in_the_turn_before() -> None:
+    with lane_of(FILES["steps"][0]) as lane:
+        known: list[float | None] = []
+        adapters = lane.adapters
+
+        def noting(**changes: Any) -> MemoryAdapters:
+            found = adapters(**changes)
+
+            def run_job(spark: Any, job: ReplayJob, on_progress: Any) -> Any:
+                known.append(job.tuples_a_record)
+                return found.run_job(spark, job, on_progress)
+
+            return replace(found, run_job=run_job)
+
+        for emitted in (30, 1, 0):
+            for offset in range(lane.log().end, lane.log().end + 2):
+                any_handlers.ANSWERS[offset] = partial(iter, [Emit({"id": n}, key="k") for n in range(emitted)])
+            lane.produce(b"{}", b"{}")
+            lane.run(noting())
+    assert known == [None, 30.0, 1.0]
