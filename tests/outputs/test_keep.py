@@ -277,6 +277,26 @@ def test_a_table_is_known_by_its_place_when_the_file_gives_it_another_name(tmp_p
         assert published_in(lane.store, {TABLE: number}, name) == expected  # type: ignore[arg-type]
 
 
+def test_rows_that_wait_are_published_although_the_file_gives_their_table_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table takes a turn once: under two names, the rows of one would be taken for published."""
+    lane = lane_with_rows(tmp_path, Outcome.IN_FLIGHT)
+    before = lane.store.settlements[lane.turn]
+    uri = f"file://{tmp_path}/shop/outputs/{TABLE}"
+    monkeypatch.setattr("tests.outputs.kept_lane.TABLE", uri)
+    lane.turn = lane.turn._replace(n=2)
+    lane._stage([Row(7, {7: Outcome.ACKED})])
+    ack = OutcomeRow(0, 1, Outcome.ACKED, NOW, answer=AnswerKind.ACK)
+    settled = turn_of(lane, [OutcomeRow(7, 1, Outcome.ACKED, NOW), ack], before)
+    assert {name: table.rows for name, table in settled.tables.items()} == {uri: 2}
+    for path in tmp_path.glob(f"shop/outputs/{TABLE}/*.parquet"):
+        path.unlink()  # as a vacuum does: the rows are written again, from both names
+    publish_settled(lane.adapters, newest_of(lane))
+    rows = DeltaTable(f"{tmp_path}/shop/outputs/{TABLE}").to_pyarrow_table()["_offset"].to_pylist()
+    assert sorted(rows) == [0, 7]
+
+
 def test_files_of_a_turn_that_has_waited_for_days_are_written_again_because_a_vacuum_may_have_listed_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,16 @@ def test_i16_no_turn_is_planned_and_no_action_before_each_table_has_the_turn_bef
         assert published["id"].to_pylist() == [0]
 
 
+def test_i16_a_table_that_gets_another_name_and_its_old_one_again_takes_each_turn() -> None:
+    with lane_of(EMITS) as lane:
+        for name in ("totals", f"file://{lane.root}/lane/outputs/totals", "totals", "totals"):
+            lane.settings["outputs"] = [{"from": "source", "table": name}]
+            lane.produce(b"{}")
+            lane.run()
+        published = DeltaTable(str(lane.root / "lane" / "outputs" / "totals")).to_pyarrow_table()
+        assert sorted(published["id"].to_pylist()) == [0, 1, 2, 3]
+
+
 def test_doctor_names_the_outputs(tmp_path: Path) -> None:
     table(f"{tmp_path}/shop/outputs/totals")
     adapters = adapters_of(tmp_path, {"table": "totals"}, {"topic": "a"}, {"table": "b"}, topics=("a",))

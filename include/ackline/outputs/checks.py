@@ -6,7 +6,7 @@ pipeline's live tables.
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
 from ackline.errors import ConfigError, LedgerError
@@ -36,6 +36,7 @@ from ackline.tables.store import LedgerStore
 if TYPE_CHECKING:
     from ackline.worker.settings import OutputTargets
 
+T = TypeVar("T")
 
 _STAGING = ".staging"
 
@@ -121,7 +122,7 @@ def _check_distinct_tables(adapters: Adapters, outputs: Iterable[Output]) -> Non
     first: dict[str, Output] = {}
     for output in outputs:
         assert output.table is not None
-        other = first.setdefault(place := _place(adapters.store, output.table), output)
+        other = first.setdefault(place := place_of(adapters.store, output.table), output)
         if other is not output:
             raise ConfigError(
                 f"outputs.{other.number}.table ({other.table}) and outputs.{output.number}.table ({output.table}) are "
@@ -167,18 +168,18 @@ def _check_kept_columns(adapters: Adapters, columns: Mapping[str, Mapping[str, s
     """Raises ConfigError if rows wait for records in flight that do not fit the columns that their table has now."""
     newest = adapters.store.newest()
     for staged in kept_after(newest.outputs if newest is not None else ""):
-        known = columns.get(staged.table)
-        if known is not None:
-            check_staged_columns(staged.table, staged.columns, known)
+        for known in of_table(adapters.store, columns, staged.table):
+            if known is not None:
+                check_staged_columns(staged.table, staged.columns, known)
 
 
 def _initial_columns(adapters: Adapters, output: Output) -> dict[str, str]:
     """Returns the columns that the tasks of a turn begin from when they infer those of a table that does not exist yet:
     the columns of rows that wait for records in flight, because all these rows go to the same table."""
     newest = adapters.store.newest()
-    staged = [
-        table for table in kept_after(newest.outputs if newest is not None else "") if table.table == output.table
-    ]
+    place = place_of(adapters.store, str(output.table))
+    waiting = kept_after(newest.outputs if newest is not None else "")
+    staged = [table for table in waiting if place_of(adapters.store, table.table) == place]
     return {name: kind for table in staged for name, kind in table.columns.items()}
 
 
@@ -196,14 +197,19 @@ def last_published(store: LedgerStore, settlement: Settlement, application: str)
 def published_in(store: LedgerStore, published: Mapping[str, Published], name: str) -> Published:
     """Returns what the lane has published in a table last, by whatever name the pipeline file has called the table
     then."""
-    if name in published:
-        return published[name]
-    uri = _place(store, name)
-    found = [last for other, last in published.items() if _place(store, other) == uri]
-    return max(found, key=lambda last: last.number or 0, default=Published(None))
+    found = of_table(store, published, name)
+    number = max((last.number for last in found if last.number is not None), default=None)
+    return Published(number, tuple(n for last in found for n in last.given_up if number is None or n > number))
 
 
-def _place(store: LedgerStore, table: str) -> str:
+def of_table(store: LedgerStore, by_name: Mapping[str, T], name: str) -> list[T]:
+    """Returns the values of all names by which pipeline files have called a table."""
+    place = place_of(store, name)
+    return [value for other, value in by_name.items() if place_of(store, other) == place]
+
+
+def place_of(store: LedgerStore, table: str) -> str:
+    """Returns where an output table is: a path or a URI, the same one for each name of the table."""
     uri = table_of(store, table).uri
     return canonical_uri(uri) if is_remote(uri) else os.path.realpath(uri)
 
@@ -225,8 +231,9 @@ def _check_last_published(adapters: Adapters, outputs: Iterable[Output]) -> None
     for output in outputs:
         assert output.table is not None
         last = table_of(adapters.store, output.table).version_of(application)
-        waits, given_up = waiting.get(output.table), outputs_of_newest.given_up.get(output.table, ())
-        if waits is not None and (last == waits.after or last in given_up):
+        waits = of_table(adapters.store, waiting, output.table)
+        given_up = of_table(adapters.store, outputs_of_newest.given_up, output.table)
+        if waits and (last == waits[0].after or any(last in numbers for numbers in given_up)):
             continue
         try:
             check_last_published(newest.turn, output.table, last, published_in(adapters.store, published, output.table))

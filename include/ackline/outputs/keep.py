@@ -26,6 +26,7 @@ from ackline.outputs.checks import (
     last_published,
     lost_files,
     outputs_of,
+    place_of,
     published_in,
     staging_root,
 )
@@ -141,9 +142,14 @@ def _sources(adapters: Adapters, of_turn: Sequence[StagedTable] | None, kept: Ke
     if of_turn is None:
         names = {output.table for output in outputs_of(adapters) if output.table is not None}
     else:
-        names = {staged.table for staged in of_turn} | kept.acked.keys()
-    staged = (*(of_turn or ()), *kept.released)
-    return {name: [each for each in staged if each.table == name] for name in sorted(names)}
+        names = {staged.table for staged in of_turn}
+    # A table takes a turn once. Rows may wait for it under another name than the pipeline file has for it today.
+    by_place = {place_of(adapters.store, name): name for name in (*kept.acked, *sorted(names))}
+    sources: dict[str, list[StagedTable]] = {name: [] for name in sorted(by_place.values())}
+    for staged in (*(of_turn or ()), *kept.released):
+        if (name := by_place.get(place_of(adapters.store, staged.table))) is not None:
+            sources[name].append(staged)
+    return sources
 
 
 def _written(

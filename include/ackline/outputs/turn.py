@@ -24,6 +24,7 @@ from ackline.outputs.checks import (
     leaves_in_flight,
     lost_files,
     outputs_of,
+    place_of,
     staging_folder,
     staging_root,
 )
@@ -169,8 +170,8 @@ def _check_table_publishable(adapters: Adapters, turn: TurnId, outputs: OutputsO
 
 def _sources(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn, name: str) -> list[StagedTable] | None:
     """Returns the staged rows of a settled turn for one table; None if they are gone, or there are none."""
-    staged = staged_tables(adapters, turn, outputs.execution)
-    sources = [each for each in (*(staged or ()), *outputs.released) if each.table == name]
+    staged, place = staged_tables(adapters, turn, outputs.execution), place_of(adapters.store, name)
+    sources = [each for each in (*(staged or ()), *outputs.released) if place_of(adapters.store, each.table) == place]
     return sources if staged is not None and sources and not lost_files(staging_root(adapters), sources) else None
 
 
