@@ -17,7 +17,7 @@ from ackline.tables.store import LedgerStore
 from ackline.tables.table import AuditTable
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import AT_MOST_ONCE, MemoryLane
-from tests.worker.test_any_value import WorldTasks
+from tests.worker.disk_lane import WorldTasks
 
 STORAGE = (
     (Folder, ("write_durably", "read", "names", "sizes", "make_durably")),
@@ -36,7 +36,7 @@ class FailingLane(MemoryLane):
         self.root, self.failing, self.store_calls = root, -1, list[str]()
         self._reports = False
         super().__init__(
-            handler="tests.worker.any_handlers:emit",
+            handler="tests.worker.disk_handlers:emit",
             outputs=[{"from": "source", "table": "totals"}],
             guarantee=AT_MOST_ONCE,
         )
@@ -55,7 +55,7 @@ class FailingLane(MemoryLane):
         return fail_or_call
 
     def adapters(self, *arguments: Any, **changes: Any) -> MemoryAdapters:
-        tasks = WorldTasks(self)  # type: ignore[arg-type]
+        tasks = WorldTasks(self)
 
         def run_job(_: Any, job: Any, __: Any) -> Any:
             result = tasks.replayed(job)

@@ -16,11 +16,11 @@ from ackline.pipeline.outputs import OutputBlock, OutputsOfTurn
 from ackline.pipeline.topology import topology
 from ackline.tables.output_table import OutputTable
 from tests.outputs.kept_lane import plan_of
-from tests.worker.test_any_value import lane_of
+from tests.worker.disk_lane import lane_of
 
 TURN = TurnId("shop", "live", 0, 1)
 EMITS: dict[str, Any] = {
-    "handler": "tests.worker.any_handlers:emit",
+    "handler": "tests.worker.disk_handlers:emit",
     "outputs": [{"from": "source", "table": "totals"}],
 }
 

@@ -22,8 +22,8 @@ from tests.outputs.kept_lane import NOW, TABLE, Lane, Row, lane_with_rows, plan_
 from tests.outputs.test_turn import EMITS
 from tests.support.memory_lane import void as void_open_turn
 from tests.tables.test_damaged_files import flipped_page
-from tests.worker import any_handlers
-from tests.worker.test_any_value import lane_of
+from tests.worker import disk_handlers
+from tests.worker.disk_lane import lane_of
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "no Parquet": lambda whole: b"x" * len(whole),
@@ -117,7 +117,7 @@ def test_a_void_turn_after_one_that_was_given_up_stops_no_later_turn(monkeypatch
 def test_i6_staged_rows_that_are_gone_stop_a_turn_before_a_dead_letter_is_sent() -> None:
     """An operator may void the turn, and a letter of a void turn announces as dead what the next turn handles again."""
     with lane_of({**EMITS, "retry": {"max_retries": 0}}) as lane:
-        any_handlers.ANSWERS[1] = raises_dead
+        disk_handlers.ANSWERS[1] = raises_dead
         lane.produce(b"{}", b"{}")
         lane.plan_and_replay()
         [staged] = (lane.root / "lane" / ".staging").rglob("*.parquet")

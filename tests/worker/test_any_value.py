@@ -4,89 +4,22 @@ Each example is a lane on real Delta tables: plan, replay, stage, settle, publis
 the functions of Spark's tasks run in this process.
 """
 
-import json
-from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ackline import Dead, Emit, InFlight, Skip
-from ackline.ledger.turns import LIVE
-from ackline.tables.store import LedgerStore
-from ackline.worker import tasks
-from ackline.worker.records import TIMESTAMP
-from ackline.worker.settings import FIRST_UNREADABLE, ReplayJob
-from tests.support.memory_adapters import MemoryAdapters
-from tests.support.memory_kafka import MemoryReader
-from tests.support.memory_lane import AnsweredLane
-from tests.worker import any_handlers
-from tests.worker.task_lab import TaskLab
+from ackline.worker.settings import FIRST_UNREADABLE
+from tests.worker import disk_handlers
+from tests.worker.disk_lane import lane_of
 
-HANDLERS = "tests.worker.any_handlers"
-
-
-class WorldTasks(TaskLab):
-    """The tasks of jobs over the logs of a world."""
-
-    def __init__(self, lane: "DiskLane") -> None:
-        self._lane = lane
-
-    def _fresh(self, job: ReplayJob) -> Iterator[pa.RecordBatch]:
-        for tp, offsets in sorted(job.fresh.items()):
-            records = [self._lane.log(tp).written[offset] for offset in range(offsets.start, offsets.end)]
-            yield pa.RecordBatch.from_pydict({
-                "topic": pa.array([tp.topic] * len(records)),
-                "partition": pa.array([tp.partition] * len(records), pa.int32()),
-                "offset": pa.array([record.offset for record in records], pa.int64()),
-                "timestamp": pa.array([record.timestamp * 1000 for record in records], TIMESTAMP),
-                "key": pa.array([record.key for record in records], pa.binary()),
-                "value": pa.array([record.value for record in records], pa.binary()),
-                "headers": pa.array([_as_json(record.headers) for record in records], pa.string()),
-            })  # fmt: skip
-
-
-def _as_json(headers: tuple[tuple[str, bytes | None], ...]) -> str | None:
-    """The headers as Spark's `to_json` writes them, which leaves out what is null."""
-    pairs = [{"key": key} | ({} if value is None else {"value": b64encode(value).decode()}) for key, value in headers]
-    return json.dumps(pairs) if pairs else None
-
-
-class DiskLane(AnsweredLane):
-    """A lane whose tables are on disk and whose handlers are called by the tasks of jobs."""
-
-    def __init__(self, root: Path, **of_file: Any) -> None:
-        self.root = root
-        super().__init__(**of_file)
-
-    def adapters(self, *arguments: Any, **changes: Any) -> MemoryAdapters:
-        tasks_of_lane = WorldTasks(self)
-        on_disk: dict[str, Any] = {
-            "store": LedgerStore(str(self.root), "lane", LIVE),
-            "run_job": lambda _, job, __: tasks_of_lane.replayed(job),
-            "fixed_now": self.world.now,
-        }
-        return super().adapters(*arguments, **(on_disk | changes))
-
-
-@contextmanager
-def lane_of(file: dict[str, Any]) -> Iterator[DiskLane]:
-    """A lane on tables of its own."""
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        any_handlers.ANSWERS.clear()
-        lane = DiskLane(Path(folder), **file)
-        isolation = lane.adapters().pipeline.kafka.isolation
-        patch.setattr(tasks, "ExactReader", lambda *_: MemoryReader(lane.world, isolation))
-        yield lane
+HANDLERS = "tests.worker.disk_handlers"
 
 
 class Silent(Exception):
@@ -189,7 +122,7 @@ def check(file: dict[str, Any], drawn: list[Any], answers: list[Any]) -> None:
         for key, value, stamp, headers, act in drawn:
             offset = lane.log().append(value, lane.world.now, key=key, headers=headers)
             lane.log().written[offset] = lane.log().written[offset]._replace(timestamp=stamp)
-            any_handlers.ANSWERS[offset] = act
+            disk_handlers.ANSWERS[offset] = act
             lane.produce(b"{}")
         for key, value in answers:
             lane.answer_with(key, value)

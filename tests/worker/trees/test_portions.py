@@ -14,9 +14,9 @@ from ackline.worker.trees import stages
 from ackline.worker.trees.batch import Ended
 from ackline.worker.trees.calls import TreeCalls
 from tests.support.memory_adapters import MemoryAdapters
-from tests.worker import any_handlers
+from tests.worker import disk_handlers
+from tests.worker.disk_lane import lane_of
 from tests.worker.task_lab import TaskLab
-from tests.worker.test_any_value import FILES, lane_of
 from tests.worker.trees.stages import steps_of
 
 SIZE = 500
@@ -112,7 +112,9 @@ def test_an_exchange_is_divided_by_the_tuples_that_records_had_in_the_turn_befor
 
 
 def test_a_turn_knows_how_many_tuples_a_record_had_in_the_turn_before() -> None:
-    with lane_of(FILES["steps"][0]) as lane:
+    step = {"name": "next", "handler": "tests.worker.disk_handlers:step", "input": "source", "group_by": "key"}
+    outputs = [{"from": "next", "table": "totals"}]
+    with lane_of({"handler": "tests.worker.disk_handlers:emit", "steps": [step], "outputs": outputs}) as lane:
         known: list[float | None] = []
         adapters = lane.adapters
 
@@ -127,7 +129,7 @@ def test_a_turn_knows_how_many_tuples_a_record_had_in_the_turn_before() -> None:
 
         for emitted in (30, 1, 0):
             for offset in range(lane.log().end, lane.log().end + 2):
-                any_handlers.ANSWERS[offset] = partial(iter, [Emit({"id": n}, key="k") for n in range(emitted)])
+                disk_handlers.ANSWERS[offset] = partial(iter, [Emit({"id": n}, key="k") for n in range(emitted)])
             lane.produce(b"{}", b"{}")
             lane.run(noting())
     assert known == [None, 30.0, 1.0]
