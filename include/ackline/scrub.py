@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Collection, Iterable
 from types import CodeType
+from typing import Any
 
 MESSAGE_LIMIT = 200
 """The most characters of an `error_message` that are stored."""
@@ -62,6 +63,10 @@ def scrub(message: str, payload: Iterable[bytes | str | None], kept: Collection[
     return " ".join(text.split())[:MESSAGE_LIMIT]
 
 
+_traceback_of: Any = BaseException.__dict__["__traceback__"].__get__
+"""Returns the traceback of an exception, whatever its own class has under that name: a handler's may raise there."""
+
+
 @functools.lru_cache(256)
 def _literals(code: CodeType) -> frozenset[str]:
     if code.co_filename.startswith("<"):  # made by exec or eval, perhaps of a payload
@@ -88,7 +93,7 @@ def source_words(codes: Iterable[CodeType]) -> frozenset[str]:
 
 def words_of_traceback(error: BaseException) -> frozenset[str]:
     """Returns `source_words` of the functions through which an exception came: the handler, and what it called."""
-    codes, traceback = list[CodeType](), error.__traceback__
+    codes, traceback = list[CodeType](), _traceback_of(error)
     while traceback is not None:
         codes.append(traceback.tb_frame.f_code)
         traceback = traceback.tb_next

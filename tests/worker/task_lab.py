@@ -90,7 +90,7 @@ class TaskLab(Lab):
 
     def _rows(self, job: ReplayJob, task: TaskSettings) -> list[SimpleNamespace]:
         """The rows of the manifests of all tasks."""
-        rows = list(handle_fresh(task)(self._fresh(job)))
+        rows = [row for batches in self._fresh_of_tasks(job) for row in handle_fresh(task)(batches)]
         if job.retries:
             parts, indexes = SimpleNamespace(value=[job.retries]), pa.RecordBatch.from_pydict({"id": [0]})
             rows += handle_retries(task, job.kafka, parts)(iter([indexes]))
@@ -104,6 +104,10 @@ class TaskLab(Lab):
                 store_roots(task)(iter(of_acker.sort_by([("tp", "ascending"), ("offset", "ascending")]).to_batches()))
             )
         return [SimpleNamespace(**row) for batch in rows for row in batch.to_pylist()]
+
+    def _fresh_of_tasks(self, job: ReplayJob) -> Iterable[Iterator[pa.RecordBatch]]:
+        """The fresh records of each task that reads some."""
+        return (self._fresh(job),)
 
     def _fresh(self, job: ReplayJob) -> Iterator[pa.RecordBatch]:
         """The fresh records as `ackline.spark.lineage.for_python` selects them."""

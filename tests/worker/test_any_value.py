@@ -1,156 +1,186 @@
-"""I17: whatever a record holds and a handler emits, raises or returns, the turn settles and no neighbour is touched.
+"""I17: whatever a record or an answer holds, and a handler emits, raises or returns, the turn settles and no neighbour
+is touched.
 
-Each example is a lane on real Delta tables: plan, replay, stage, settle, publish and commit. Kafka is in memory, and
-the functions of Spark's tasks run in this process.
+Each example is a lane on real Delta tables: plan, replay, stage, settle, publish and commit. The tests take what
+`any_values` draws, for each kind of pipeline. The quick test takes the same examples each time, so it needs no database
+of examples. The deep one takes others each time, and prints the seed with which its failure is repeated.
 """
 
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta, timezone
-from decimal import Decimal
+import os
+import random
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from ackline import Dead, Emit, InFlight, Skip
-from ackline.worker.settings import FIRST_UNREADABLE
-from tests.worker import disk_handlers
-from tests.worker.disk_lane import lane_of
+from tests.support.schema_registry import StubRegistry, stub_registry
+from tests.worker import any_acts as acts
+from tests.worker import any_values as values
+from tests.worker.any_handlers import Act
+from tests.worker.any_lane import Case, Kind, Turn, failure_of
+from tests.worker.any_values import Strategy
 
-HANDLERS = "tests.worker.disk_handlers"
-
-
-class Silent(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-
-class Huge(Exception):
-    def __str__(self) -> str:
-        return "x" * 10_000_000
-
-
-ODD_CLASS = type("a b\nß" * 50, (Exception,), {})
-NAMES = st.sampled_from(
-    ["", "ß", "SS", "ss", "İ", "i", "K", "k", "\ud800", "\x00", "a\nb", "_topic", "_offset", "value", "id", "ID",
-     "a.b", "a b", "n" * 10_000, " ", ",;{}()=", "`", "\u2028", "_anchors", "é", "e\u0301"]
-) | st.text(st.characters(), max_size=4)  # fmt: skip
-EDGES = [
-    datetime.fromisoformat("9999-12-31T23:59:59.999999"), datetime.fromisoformat("0001-01-01T00:00:00"),
-    datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC),
-    datetime.max.replace(tzinfo=timezone(-timedelta(hours=1))), datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=1))),
-]  # fmt: skip
-DEEP: Any = None
-for _ in range(3000):
-    DEEP = [DEEP]
-ODD: list[Any] = [
-    2**63, -(2**63) - 1, 10**5000, Decimal("1E+500"), Decimal("1E-500"), Decimal("sNaN"), *EDGES, timedelta(1), {1},
-    object(), DEEP, 1j, range(3), EDGES[0].date(), EDGES[0].time(), b"\xff" * 9,
-]  # fmt: skip
-SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats() | NAMES | st.binary(max_size=9)
-    | st.decimals(allow_nan=True) | st.datetimes()
-    | st.integers(0, len(ODD) - 1).map(lambda n: ODD[n])  # no strategy may show them: not each has a repr
-)  # fmt: skip
-VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6
-)
-EMITTED = st.builds(
-    lambda value, stream, key: Emit(value, stream, key),
-    VALUES | st.dictionaries(NAMES, SCALARS, max_size=4) | st.fixed_dictionaries({"id": SCALARS}),
-    st.just("default") | NAMES, VALUES,
-)  # fmt: skip
-RAISED = st.sampled_from([
-    Silent(), Huge(), ODD_CLASS("\ud800"), ValueError("\ud800\x00"), Skip("\ud800"), Dead("\x00" * 9), Skip(Silent()),
-    RecursionError(), MemoryError(), GeneratorExit(), StopIteration(1), SystemExit("\ud800"), BaseException("\udfff"),
-    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "\ud800"),
-])  # fmt: skip
-IN_FLIGHT = st.builds(
-    InFlight,
-    NAMES | st.none() | st.floats() | st.integers()
-    | st.sampled_from(["-1s", "9999999999999999d", "0s", "nans", "1h", timedelta.max, timedelta.min, timedelta(-1)]),
-)  # fmt: skip
-
-
-def yields(emitted: list[Any], raised: BaseException | None) -> Callable[[], Any]:
-    """A generator's body: yields these, and raises at its end."""
-
-    def run() -> Iterator[Any]:
-        yield from emitted
-        if raised is not None:
-            raise raised
-
-    return run
-
-
-def returns(value: Any, raised: BaseException | None) -> Callable[[], Any]:
-    """A function that raises, or returns a value."""
-
-    def run() -> Any:
-        if raised is not None:
-            raise raised
-        return value
-
-    return run
-
-
-TABLE = {"from": "source", "table": "inferred"}
-DECLARED = {"from": "source", "table": "declared", "columns": {"id": "long"}}
-STEP = {"name": "next", "handler": f"{HANDLERS}:step", "input": "source", "group_by": "key"}
+HANDLERS = "tests.worker.any_handlers"
 RETRIES: dict[str, Any] = {"retry": {"initial_delay": "0s", "period": "0s", "max_retries": 1}}
-EMITS = st.builds(yields, st.lists(EMITTED | IN_FLIGHT | VALUES, max_size=3), st.none() | RAISED)
-RETURNS = st.builds(returns, VALUES | IN_FLIGHT | EMITTED, st.none() | RAISED)
-FILES: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {
-    "record": ({"handler": f"{HANDLERS}:answer"}, RETURNS),
-    "outputs": ({"handler": f"{HANDLERS}:emit", "outputs": [TABLE]}, EMITS),
-    "declared": ({"handler": f"{HANDLERS}:emit", "outputs": [DECLARED]}, EMITS),
-    "steps": ({"handler": f"{HANDLERS}:emit", "steps": [STEP], "outputs": [{**TABLE, "from": "next"}]}, EMITS),
-}
-PAYLOAD = st.none() | st.binary(max_size=9) | st.just(b"v" * 2_000_000)
-STAMPS = st.sampled_from([-1, -2, 0, 253_402_300_799_999, 253_402_300_800_000, FIRST_UNREADABLE - 1, 1_700_000_000_000])
-HEADERS = st.lists(
-    st.tuples(st.text(st.characters(exclude_categories=["Cs"]), max_size=4) | st.just("twice"), PAYLOAD), max_size=3
+ANSWERED: dict[str, Any] = {
+    **RETRIES, "ack_topic": "acks", "in_flight": {"timeout": "12s"}, "audit": {"key_hash": True}
+}  # fmt: skip
+ONCE = [{"guarantee": "at_most_once"}, {"guarantee": "no_guarantee"}]
+TABLES: list[dict[str, Any]] = [
+    {"from": "source", "table": "inferred"},
+    {"from": "source.typed", "table": "declared", "columns": values.COLUMNS},
+    {"from": "source.parts", "table": "parts", "columns": values.COLUMNS, "partition_by": ["text", "id", "flag"]},
+    {"from": "source.sent", "topic": "sent"},
+]
+STEPS: list[dict[str, Any]] = [
+    {"name": "near", "handler": f"{HANDLERS}:step", "input": "source"},
+    {"name": "far", "handler": f"{HANDLERS}:step", "input": ["near", "source.typed"], "group_by": "key"},
+    {"name": "all", "handler": f"{HANDLERS}:join", "input": ["far", "source.parts"], "group_by": "key", "join": True},
+]
+OF_STEPS: list[dict[str, Any]] = [
+    {"from": ["all"], "table": "joined", "columns": values.COLUMNS},
+    {"from": ["near.sent", "far.sent"], "table": "loose"},
+    {"from": ["source.sent", "all.sent"], "topic": "sent"},
+]
+STREAMS: list[dict[str, Any]] = [
+    {"name": "plain", "handler": f"{HANDLERS}:answer", "filter": f"{HANDLERS}:is_plain"},
+    {"name": "keys", "handler": f"{HANDLERS}:answer", "filter": f"{HANDLERS}:wants", "decode": {"key": "utf8"}},
+    {"name": "texts", "handler": f"{HANDLERS}:batch_of", "filter": f"{HANDLERS}:wants",
+     "decode": {"key": "utf8", "value": "utf8"}},
+    {"name": "json", "handler": f"{HANDLERS}:answer", "filter": f"{HANDLERS}:wants",
+     "decode": {"key": "utf8", "value": "json"}},
+]  # fmt: skip
+SCHEMA = {"type": "record", "name": "order", "fields": [{"name": "id", "type": "long"}]}
+"""Of the values in the kind `registry`; its keys have a JSON Schema."""
+
+ROWS = values.mostly(values.ROWS, values.VALUES)
+
+
+def several(*streams: Strategy[Any]) -> Strategy[Any]:
+    """Several emits to the streams of one strategy, or once in a while to any; then perhaps an InFlight."""
+    every = st.one_of(*streams)
+    lists = [st.lists(values.mostly(of_stream, every | values.VALUES), min_size=1, max_size=3) for of_stream in streams]
+    in_flight = values.mostly(st.just([]), st.lists(acts.IN_FLIGHT, min_size=1, max_size=1), 4)
+    emitted = st.one_of(*lists, st.lists(values.mostly(every, values.VALUES | acts.IN_FLIGHT), max_size=3))
+    return st.tuples(emitted, in_flight).map(lambda parts: parts[0] + parts[1])
+
+
+SOURCES = several(
+    acts.emits(["default"], values.FREE_ROWS),
+    acts.emits(["typed", "parts"], ROWS),
+    acts.emits(["sent"], values.mostly(values.JSON, values.VALUES)),
 )
+TREES = several(acts.emits(["default"], ROWS), acts.emits(["typed", "parts", "sent"], ROWS))
+ACTS: dict[str, Strategy[Act]] = {
+    "record": st.builds(Act, source=acts.RETURNED),
+    "arrow": st.builds(Act, batch=acts.BATCHES),
+    "column": st.builds(Act, word=st.none() | values.ENCODABLE | st.sampled_from(["acked", "failed", "dead"])),
+    "streams": st.builds(Act, source=acts.RETURNED, batch=acts.BATCHES, wants=acts.WANTED),
+    "registry": st.builds(Act, source=acts.RETURNED),
+    "outputs": st.builds(Act, source=st.builds(acts.yields, SOURCES, acts.MAYBE_RAISED)),
+    "steps": st.builds(
+        Act, source=st.builds(acts.yields, TREES, acts.MAYBE_RAISED), step=acts.of_step(ROWS)
+    ),
+}  # fmt: skip
+KINDS: dict[str, Kind] = {
+    "record": Kind({**ANSWERED, "handler": f"{HANDLERS}:answer"}, [{"dead_letter": "none"}]),
+    "arrow": Kind({**RETRIES, "handler": f"{HANDLERS}:batch_of"}, ONCE, batches=True),
+    "column": Kind({**RETRIES, "handler": f"{HANDLERS}:column"}, ONCE),
+    "streams": Kind({**RETRIES, "handler": None, "streams": STREAMS}, ONCE),
+    "registry": Kind({**RETRIES, "handler": f"{HANDLERS}:answer", "decode": {"key": "json_schema", "value": "avro"}}),
+    "outputs": Kind(
+        {**ANSWERED, "handler": f"{HANDLERS}:emit", "outputs": TABLES},
+        outputs={"default": "inferred", "typed": "declared", "parts": "parts"},
+    ),
+    "steps": Kind(
+        {**ANSWERED, "handler": f"{HANDLERS}:emit", "steps": STEPS, "outputs": OF_STEPS},
+        [{"tracking": False, "outputs": OF_STEPS[2:]}, {"debug": {"sample": 1.0}}], joined="joined",
+    ),
+}  # fmt: skip
 
 
-def check(file: dict[str, Any], drawn: list[Any], answers: list[Any]) -> None:
-    """Runs a lane over a record of each drawn one, with an innocent one before and behind each."""
-    with lane_of({**RETRIES, **file}) as lane:
-        lane.produce(b"{}")
-        for key, value, stamp, headers, act in drawn:
-            offset = lane.log().append(value, lane.world.now, key=key, headers=headers)
-            lane.log().written[offset] = lane.log().written[offset]._replace(timestamp=stamp)
-            disk_handlers.ANSWERS[offset] = act
-            lane.produce(b"{}")
-        for key, value in answers:
-            lane.answer_with(key, value)
-        for _ in range(3):
-            lane.run()
-        store, end = lane.adapters().store, 2 * len(drawn) + 1
-        rows = DeltaTable(store.outcomes.uri).to_pyarrow_table().to_pylist()
-        seen = [(row["offset"], row["attempt"]) for row in rows if row["outcome"] != "in_flight"]
-        assert len(seen) == len(set(seen)), "one outcome an attempt"
-        assert {row["offset"] for row in rows} == set(range(end)), "each offset has an outcome"
-        innocent = set(range(0, end, 2))
-        assert {row["offset"] for row in rows if row["outcome"] == "acked"} >= innocent
-        flying = [pending[0] for pending in lane.pending()]
-        assert lane.floor() == min(flying, default=end)
-        for output in file.get("outputs", ()):
-            table = DeltaTable(f"{store.root}/lane/outputs/{output['table']}").to_pyarrow_table().to_pylist()
-            plain = [row["id"] for row in table if row["_offset"] % 2 == 0]
-            assert sorted(plain) == sorted(innocent)
+def payloads_of(kind: str, framed: bytes | None) -> Strategy[bytes | None]:
+    """Keys or values of the records of a kind. `framed` is what a serializer of the registry has written."""
+    if framed is None:
+        return values.PAYLOADS | values.JSON_TEXTS if kind == "streams" else values.PAYLOADS
+    cuts = st.tuples(st.sampled_from([b"", framed[:3], framed[:5], framed, b"\0\0\0\0\x63", b"\1" + framed * 4]))
+    return st.tuples(cuts, values.PAYLOADS).map(lambda parts: parts[0][0] + (parts[1] or b"")) | values.PAYLOADS
 
 
-@pytest.mark.parametrize("kind", FILES)
-@settings(
-    max_examples=4, derandomize=True, database=None, phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
-)  # fmt: skip
+def lanes_of(kind: str, plain: tuple[bytes | None, bytes | None] = (None, b"{}")) -> Strategy[Any]:
+    """What is drawn for one lane: settings beside those of its kind, and its turns."""
+    framed = plain if kind == "registry" else (None, None)
+    answers = st.lists(st.tuples(values.MANGLED, values.ANSWERS), max_size=2)
+    payloads = [payloads_of(kind, of_plain) for of_plain in framed]
+    case = st.builds(Case, *payloads, values.STAMPS, values.HEADERS, ACTS[kind], answers)
+    forged = st.lists(st.tuples(values.FORGED, values.ANSWERS), max_size=2)
+    turn = st.builds(Turn, st.lists(case, min_size=6, max_size=12), st.booleans(), forged, st.sampled_from([1, 9]))
+    options = st.sampled_from([{}, {"tombstones": "deliver"}, *KINDS[kind].options])
+    return st.tuples(options, st.lists(turn, min_size=2, max_size=2)).map(values.Drawn)
+
+
+@pytest.fixture
+def registry() -> Iterator[StubRegistry]:
+    """A registry without GUIDs of schemas."""
+    with stub_registry() as stub:
+        yield stub
+
+
+def check(kind: str, data: st.DataObject, registry: StubRegistry) -> None:
+    """Draws a lane and runs it."""
+    file: dict[str, Any] = {}
+    plain: tuple[bytes | None, bytes | None] = (None, b"{}")
+    if kind == "registry":
+        file = {"schema_registry": {"url": registry.url}}
+        plain = registry.json_schema({"title": "key", "type": "object"}, {}), registry.avro(SCHEMA, {"id": 1})
+    options, turns = data.draw(lanes_of(kind, plain)).values
+    failure = failure_of(KINDS[kind], {**file, **options}, plain, turns)
+    assert not failure, failure
+
+
+EVERY = settings(database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(EVERY, max_examples=5, derandomize=True)
 @given(data=st.data())
-def test_i17_what_a_record_holds_and_a_handler_does_stops_no_turn(kind: str, data: st.DataObject) -> None:
-    file, acts = FILES[kind]
-    drawn = data.draw(st.lists(st.tuples(PAYLOAD, PAYLOAD, STAMPS, HEADERS, acts), min_size=4, max_size=8))
-    answers = data.draw(st.lists(st.tuples(PAYLOAD, PAYLOAD), max_size=4))
-    check(file, drawn, answers)
+def test_i17_what_a_record_holds_and_a_handler_does_stops_no_turn(
+    kind: str, data: st.DataObject, registry: StubRegistry
+) -> None:
+    check(kind, data, registry)
+
+
+SEED, SECONDS = "FUZZ_SEED", "FUZZ_SECONDS"
+"""Variables of the environment: the seed to begin with, and how long each kind is drawn for."""
+LANES_A_SEED = 15
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_i17_no_random_record_or_handler_stops_a_turn(kind: str, registry: StubRegistry) -> None:
+    begin = int(os.environ.get(SEED, random.randrange(10**9)))
+    end = time.monotonic() + float(os.environ.get(SECONDS, 600 / len(KINDS)))
+    number = begin
+    while time.monotonic() < end:
+        try:
+            explore(kind, number, registry)
+        except AssertionError:
+            print(f"repeat it: {SEED}={number} {SECONDS}=1 pytest {__file__} -m deep -k 'random and {kind}'")
+            raise
+        number += 1
+
+
+def explore(kind: str, number: int, registry: StubRegistry) -> None:
+    """Runs the lanes of one seed."""
+
+    @seed(number)
+    @settings(EVERY, max_examples=LANES_A_SEED)
+    @given(data=st.data())
+    def run(data: st.DataObject) -> None:
+        check(kind, data, registry)
+
+    run()

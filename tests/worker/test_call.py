@@ -84,6 +84,15 @@ class Nameless(Exception, metaclass=NamelessType):
     pass
 
 
+class Traceless(Exception):
+    __traceback__ = property(lambda error: 1 // 0)
+
+
+class Empty(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("no attribute")
+
+
 class Odd(Exception):
     class Text(str):
         def __getitem__(self, key: Any) -> str:
@@ -101,6 +110,8 @@ class Odd(Exception):
         (lambda: sys.exit("bye"), ("failed", "SystemExit")),
         (lambda: Classless(), ("failed", "Classless")),
         (lambda: Nameless(), ("failed", "Exception")),
+        (lambda: Traceless(), ("failed", "Traceless")),
+        (lambda: Empty(), ("failed", "Empty")),
         (lambda: Skip("not ours"), ("skipped", "Skip")),
         (lambda: Dead("never"), ("failed", "Dead")),
         (lambda: type("Dead", (Exception,), {"__module__": "shop"})(), ("failed", "shop.Dead")),
@@ -290,6 +301,9 @@ def test_an_invalid_answer_of_an_arrow_handler_fails_the_whole_batch(answer: obj
     [
         *((error, error.__name__) for error in (ValueError, SystemExit, KeyboardInterrupt)),
         (Dead("only one of these"), "ackline.handler.Dead"),
+        (type("Gone", (Dead,), {"__module__": "\ud800"})(), "Gone"),
+        (NamelessType("Gone", (Dead,), {})(), "Exception"),
+        (type("G" * 500, (Skip,), {})(), "G" * 120),
     ],
 )
 def test_an_arrow_handler_that_raises_fails_its_batch_and_buries_none_of_it(
@@ -301,6 +315,18 @@ def test_an_arrow_handler_that_raises_fails_its_batch_and_buries_none_of_it(
         raise error
 
     assert results_of(arrow(reply), [b"a", b"b"]) == [("failed", error_class)] * 2
+
+
+@pytest.mark.parametrize("column", ["outcome", "error_class", "error_message"])
+@pytest.mark.parametrize("middle", [1, 1 << 30], ids=["no text", "beyond its bytes"])
+def test_i17_a_column_of_texts_that_are_none_fails_its_batch(column: str, middle: int) -> None:
+    """Arrow reads such a column only when a value is taken from it: it raises then, or ends the process."""
+    offsets = pa.py_buffer(np.array([0, middle, 2], np.int32))
+    broken = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"\xff\xff"))
+    table = (
+        pa.table({"outcome": ["failed"] * 2, column: broken}) if column != "outcome" else pa.table([broken], [column])
+    )
+    assert results_of(arrow(lambda batch: table), [b"a", b"b"]) == [("failed", "ArrowInvalid")] * 2
 
 
 def test_an_arrow_handler_gets_no_tombstone_that_it_does_not_want() -> None:

@@ -118,6 +118,19 @@ def test_a_timeout_that_is_no_time_above_zero_fails_the_record(code: ModuleType,
     assert {row[1:3] for row in shown(outcomes)} == {("failed", ErrorClass.INVALID_OUTCOME)}
 
 
+class Span(timedelta):
+    def __floordiv__(self, other: Any) -> Any:
+        return 0.5
+
+    __le__ = __lt__ = __floordiv__
+
+
+def test_i17_a_timeout_of_a_class_that_divides_otherwise_is_the_time_that_it_holds(code: ModuleType) -> None:
+    assert shown(called(code, lambda _: InFlight(Span(seconds=5)))) == [
+        (0, "in_flight", None, 5), (1, "in_flight", None, 5)
+    ]  # fmt: skip
+
+
 def test_a_timeout_beyond_the_calendar_ends_before_the_calendar_does(code: ModuleType) -> None:
     due = called(code, lambda _: InFlight(timedelta.max)).not_acked[0].due
     assert due is not None

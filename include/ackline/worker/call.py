@@ -30,7 +30,7 @@ from ackline.worker.outcomes import (
     PayloadOf,
     RowOutcome,
     TaskFailure,
-    error_class_of_batch,
+    error_class_of,
     outcome_of_exception,
     outcome_of_word,
     scrubbed_message,
@@ -65,9 +65,12 @@ def in_flight_outcome(answer: InFlight, row: int, handled_at: int) -> RowOutcome
         duration = parse_duration(timeout)
     except ValueError:  # its text may quote what the handler has made of the record
         duration = timedelta()
-    if duration <= timedelta():
+    microseconds = timedelta.__floordiv__(
+        duration, MICROSECOND
+    )  # the handler's may be of a class that divides otherwise
+    if microseconds <= 0:
         raise InvalidOutcome("the timeout of InFlight is no timedelta above zero, and no text such as 30s or 1h30m")
-    return RowOutcome(row, Outcome.IN_FLIGHT, None, None, handled_at, min(handled_at + duration // MICROSECOND, LATEST))
+    return RowOutcome(row, Outcome.IN_FLIGHT, None, None, handled_at, min(handled_at + microseconds, LATEST))
 
 
 _OUTCOME_COLUMNS = ("outcome", "error_class", "error_message")
@@ -277,7 +280,8 @@ def call_arrow_handler(handler: Handler, records: Records, now: Clock) -> Outcom
             end_forked_copy(error)
         count, time = len(records), now()
         message = scrubbed_message(error, (part for row in range(count) for part in records.payload_of(row)))
-        error_class = error_class_of_batch(error)
+        # `Dead` gets the name of its module, so it means nothing to settle: it would bury all records of the batch.
+        error_class = error_class_of(error)
         failed = [RowOutcome(row, Outcome.FAILED, error_class, message, time) for row in range(count)]
         return Outcomes(np.full(count, time, np.int64), failed, count)
     time = now()
@@ -321,6 +325,7 @@ def _string_column(column: Any) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if isinstance(column, pa.Array):
+        column.validate(full=True)  # a column of texts may hold bytes that are none, which raise when they are read
         return column.cast(pa.string())
     if isinstance(column, str | bytes | dict) or not isinstance(column, Sequence | np.ndarray):
         raise InvalidOutcome(f"the handler returned {type(column).__name__}, not a sequence of outcomes")

@@ -158,16 +158,6 @@ def error_class_of(error: BaseException) -> str:
         return _storable_class("", "")
 
 
-def error_class_of_batch(error: BaseException) -> str:
-    """Returns the class to store for each record of a batch whose handler raised `error`.
-
-    `Dead` and `Skip` get their module's name, so they mean nothing to settle: raised for a whole batch, `Dead` would
-    bury records that only shared the batch. Those records failed, and settle retries them.
-    """
-    kind = type(error)
-    return f"{kind.__module__}.{kind.__name__}" if issubclass(kind, Dead | Skip) else error_class_of(error)
-
-
 def _storable_class(name: str, module: str) -> str:
     full = f"{module}.{name}" if name in _RESERVED else name
     return "".join(c for c in full if c.isalnum() or c in "._")[:_CLASS_LIMIT] or "Exception"
@@ -177,6 +167,7 @@ def scrubbed_message(error: BaseException, payload: Iterable[bytes | str | None]
     """Returns the text of an exception without what it shares with `payload`; None if it has none."""
     try:
         text = str.__str__(str(error))  # str(error) may be of a subclass of str, with methods that raise
+        kept = words_of_traceback(error)
     except BaseException:  # a broken __str__ must not fail the neighbours of this record
         return None
-    return scrub(text, payload, words_of_traceback(error)) or None
+    return scrub(text, payload, kept) or None
