@@ -82,6 +82,22 @@ def test_a_field_that_delta_takes_for_a_column_of_ours_or_can_not_name_fails_its
     assert fit_rows([{name: 1, "id": 2}, {"id": 3}], columns)[1] == {0: "it has a field that is no column there"}
 
 
+@pytest.mark.parametrize(
+    ("first", "second"), [("id", "ID"), ("ß", "ẞ"), ("İ", "i̇"), ("k", "\u212a"), ("aΣʕ", "aςʕ"), ("σ", "ς")]
+)
+def test_i17_of_two_names_that_delta_may_take_for_one_the_first_is_a_column(first: str, second: str) -> None:
+    assert infer_columns([{first: 1, second: 2}]) == {first: "long"}
+    with pytest.raises(ValidationError, match="differ only in upper and lower case"):
+        OutputBlock.model_validate({"from": "source", "table": "t", "columns": {first: "long", second: "long"}})
+
+
+def test_i17_a_name_whose_case_this_python_does_not_know_is_no_column() -> None:
+    """delta-rs may know a later version of Unicode, in which two such letters are one."""
+    assert infer_columns([{"\U000c0000": 1, "id": 2}]) == {"id": "long"}
+    with pytest.raises(ValidationError, match="does not know"):
+        OutputBlock.model_validate({"from": "source", "table": "t", "columns": {"\U000c0000": "long"}})
+
+
 def test_a_value_that_is_no_mapping_is_the_column_value() -> None:
     assert infer_columns([as_row(5)]) == {"value": "long"}
 
@@ -92,6 +108,7 @@ def test_a_value_that_is_no_mapping_is_the_column_value() -> None:
         ("long", 5, 5),
         ("double", 5, 5.0),
         ("string", {"a": [1, Decimal("1.5"), NOON]}, '{"a":[1,"1.5","2026-01-31T12:00:00+00:00"]}'),
+        ("string", [Decimal("1E+500")], '["1E+500"]'),
         ("timestamp", NOON, NOON),
         ("timestamp", NOON.astimezone(timezone(timedelta(hours=-5))), NOON),
         ("timestamp", datetime.max.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)),

@@ -1,6 +1,7 @@
 """Which tables of a user an output appends to, and which it refuses before a record is handled."""
 
 import json
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from deltalake.schema import PrimitiveType
 
 from ackline.errors import ConfigError
 from ackline.ledger.turns import TurnId, number_of
+from ackline.pipeline.output_columns import MOST_INFERRED, infer_columns
 from ackline.tables import publish as publish_outputs
 from ackline.tables.folder import Folder
 from ackline.tables.object_store import options_of
@@ -62,6 +64,17 @@ def test_a_table_takes_no_second_execution_of_a_turn(root: str) -> None:
     table, turn = OutputTable(f"{root}/t"), TurnId("shop", "live", 0, 7)
     assert [table.append([], "ackline/output", number_of(turn, n)) for n in (5, 9, 5, 1)] == [True, False, False, False]
     assert table.append([], "ackline/output", number_of(turn._replace(n=8), 1))
+
+
+def test_i17_delta_takes_every_name_that_is_inferred_as_a_column_of_its_own(tmp_path: Path) -> None:
+    """The names are each letter that has a case in some version of Unicode, and one with a sigma."""
+    every = [chr(code) for code in (*range(0x20000), 0x2FFFF) if not 0xD800 <= code < 0xE000]
+    letters = [letter for letter in every if letter.lower() != letter.upper() or unicodedata.category(letter) == "Cn"]
+    names = ["aΣʕ", "aςʕ", *letters]
+    for number, start in enumerate(range(0, len(names), MOST_INFERRED)):
+        columns = infer_columns([dict.fromkeys(names[start : start + MOST_INFERRED], 1)])
+        if columns:
+            OutputTable(f"{tmp_path}/{number}", columns).create()
 
 
 def test_each_feature_that_an_output_can_write_is_tried_here() -> None:

@@ -1,7 +1,6 @@
 """The columns of an output table: their types in Arrow, how they are inferred from rows, and which rows fit. Pure."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackline.pipeline.outputs import obstacle_of_column
+from ackline.pipeline.outputs import obstacle_of_column, without_case
 
 ANCHOR_TYPE = pa.struct(
     [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("attempt", pa.int32())]
@@ -102,11 +101,11 @@ def infer_columns(rows: Iterable[Mapping[Any, Any]], known: Columns = MappingPro
             if name not in known and value is not None and obstacle_of_column(name) is None:
                 kinds.setdefault(name, Counter())[_INFERRED[type(value)]] += 1
     columns: dict[str, str] = {}
-    taken = {name.lower() for name in known}
+    taken = set(map(without_case, known))
     for name, counts in kinds.items():
-        if name.lower() not in taken and len(taken) < MOST_INFERRED:  # Spark takes both for one column
+        if without_case(name) not in taken and len(taken) < MOST_INFERRED:
             columns[name] = _common(counts)
-            taken.add(name.lower())
+            taken.add(without_case(name))
     return columns
 
 
@@ -190,6 +189,6 @@ def json_text(value: Any) -> str:
 def _json_scalar(value: Any) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
-    if isinstance(value, Decimal) and math.isfinite(value):
+    if isinstance(value, Decimal) and value.is_finite():
         return str(value)
     raise ValueError(f"JSON holds no {type(value).__name__}")

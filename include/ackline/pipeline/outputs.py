@@ -6,6 +6,7 @@ are published: `StagedOutputs` names the staged files of one execution of a turn
 
 import json
 import re
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
@@ -82,7 +83,18 @@ def obstacle_of_column(name: object) -> str | None:
         name.encode()
     except UnicodeEncodeError:
         return "a name with half of a surrogate pair can't be encoded as UTF-8"
+    if not name.isascii() and any(unicodedata.category(character) == "Cn" for character in name):
+        return f"it has a character that Unicode {unicodedata.unidata_version} does not know, so its case is not known"
     return None
+
+
+def without_case(name: str) -> str:
+    """Returns the same text for all names that Delta may take for one column.
+
+    Delta compares names in lower case. The lower case of a sigma depends on what other versions of Unicode say of the
+    letters around it, and delta-rs has another version than Python.
+    """
+    return name.lower().replace("ς", "σ")
 
 
 class OutputBlock(StrictBlock):
@@ -100,7 +112,7 @@ class OutputBlock(StrictBlock):
         for name in columns or ():
             if (obstacle := obstacle_of_column(name)) is not None:
                 raise ValueError(f"{name!r}: {obstacle}; rename it")
-        if columns is not None and len({name.lower() for name in columns}) < len(columns):
+        if columns is not None and len(set(map(without_case, columns))) < len(columns):
             raise ValueError("two columns differ only in upper and lower case; rename one of them")
         return columns
 
