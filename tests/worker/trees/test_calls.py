@@ -341,6 +341,12 @@ def test_an_answer_that_means_nothing_fails_the_record(answer: Any, reason: str)
     assert reason in str(message)
 
 
+def test_i17_a_value_that_no_row_of_spark_holds_fails_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ackline.worker.trees.answers._MOST_BYTES", 1000)
+    found = ran(TWO, lambda given: Emit(given.value * 900, key="k"), nothing, r0=["a"], r1=["aa"])
+    assert {offset: outcome[:2] for offset, outcome in found.items()} == {0: ACKED[:2], 1: ("failed", "InvalidOutcome")}
+
+
 def test_a_list_of_anchors_that_is_changed_after_the_yield_changes_nothing() -> None:
     def source(record: Record) -> Iterator[Emit]:
         anchors: list[Any] = [record]

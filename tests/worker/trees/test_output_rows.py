@@ -116,6 +116,21 @@ def test_large_rows_ask_to_be_flushed(tmp_path: Path) -> None:
     assert not of_task.full
 
 
+def test_i17_what_one_call_emits_is_staged_in_portions_however_much_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column of Arrow holds 2 GiB, and more than that in one batch would stop the turn."""
+    monkeypatch.setattr(output_rows, "_BYTES_A_GROUP", 1)
+    of_task, text = rows(tmp_path), "x" * (1 << 20)
+    for number in range(50):
+        of_task.add(TOTALS, row({"text": text}, number))
+    of_task.add(TOTALS, row({"text": 2 * output_rows._MAX_WAITING_BYTES * "x"}, 50))
+    assert flushed(of_task) == []
+    [file] = of_task.close()
+    content = pq.ParquetFile(tmp_path / "staged" / file.path).metadata
+    assert [content.row_group(number).num_rows for number in range(content.num_row_groups)] == [16, 16, 16, 3]
+
+
 @pytest.mark.parametrize("tracked", [True, False])
 def test_a_row_without_anchors_that_does_not_fit_fails_the_record_of_its_call_or_is_logged(
     tracked: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture

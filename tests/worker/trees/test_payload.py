@@ -58,7 +58,17 @@ class _Zone(tzinfo):
         return "a zone"
 
 
+class _Text(str):
+    """A text that is pickled and can't be read back."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return int, ("x",)
+
+
 REFUSED = [
+    NOON.replace(tzinfo=timezone(timedelta(hours=1), _Text("odd"))),
     object(), Fraction(1, 2), pack, Exception(), len, iter([1]), {1}, frozenset({"a"}), bytearray(b"a"),
     timedelta(1), UTC, ZoneInfo("Europe/Paris"), datetime, NOON.date(), NOON.replace(tzinfo=_Zone()),
     OrderedDict({"a": 1}), ..., range(2),

@@ -31,6 +31,8 @@ Texts = Callable[[], Iterator[bytes | str | None]]
 _ANSWERS = (Emit, Fail, Hold, InFlight)
 _STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _MASKED_REASONS = 20
+_MOST_BYTES = 1_000_000_000
+"""Bytes of a tuple, packed, at most. Neither Arrow nor Spark holds more than 2 GiB in a row."""
 
 
 class Emitted(NamedTuple):
@@ -161,6 +163,8 @@ class AnswerReader:
             return Emitted(stream, anchors, b"", b"", problem=problem)
         to_steps, to_outputs = taken
         row, (key, payload) = None, pack(emit.key, emit.value) if to_steps else (b"", b"")
+        if len(key) + len(payload) > _MOST_BYTES:
+            raise InvalidOutcome("an emitted value takes more than 1 GB with its key; emit it in parts")
         if to_outputs:
             value, size = copied(emit.value)
             row = _new(EmittedRow, (emit.key if emit.key is None else copied(emit.key)[0], value, size))
@@ -315,7 +319,9 @@ def _check(content: Any) -> None:
             if not _SCALARS.issuperset(map(type, parts)):
                 waiting += [part for part in parts if type(part) not in _SCALARS]
         elif kind is datetime:
-            if type(value.tzinfo) not in _ZONES:
+            zone = value.tzinfo
+            # A name of another type may be pickled and not read back.
+            if type(zone) not in _ZONES or (type(zone) is timezone and type(zone.tzname(None)) is not str):
                 raise InvalidOutcome("an emitted time has a zone of another type; write timezone or ZoneInfo")
         elif kind not in _SCALARS and kind is not Decimal:
             raise InvalidOutcome(

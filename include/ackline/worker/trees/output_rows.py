@@ -13,7 +13,7 @@ import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,7 +140,8 @@ class OutputRows:
         waiting, self._waiting, self._size = self._waiting, {}, 0
         for output, rows in waiting.values():
             if output.table is not None:
-                yield from self._table(output).add(rows, edges)
+                for portion in _portions(rows):
+                    yield from self._table(output).add(portion, edges)
             else:
                 yield from self._send(output, rows, edges)
 
@@ -183,6 +184,15 @@ class OutputRows:
             self._topics = OutputTopics(self._targets.producer)
         for number in self._topics.send(messages):
             yield BadRow(sent[number], f"the broker refuses a row for the topic {output.topic} for its size or form")
+
+
+def _portions(rows: list[OutputRow]) -> Iterator[list[OutputRow]]:
+    """Yields the rows in portions of about _MAX_WAITING_BYTES. One call may emit more than the 2 GiB that a column of
+    Arrow holds."""
+    sizes = np.array([row.row.size for row in rows], np.int64)
+    starts = np.flatnonzero(np.diff((np.cumsum(sizes) - sizes) // _MAX_WAITING_BYTES, prepend=-1))
+    for start, end in pairwise([*starts.tolist(), len(rows)]):
+        yield rows[start:end]
 
 
 class _StagedTable:
