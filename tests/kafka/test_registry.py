@@ -5,6 +5,7 @@ Avro and JSON Schema with a registry over HTTP: when the record is wrong, the re
 
 import json
 import socket
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -67,9 +68,9 @@ DOCUMENT = {
 RECORD = Record("orders", 0, 0, None, None, None, (), 1)
 
 
-def refused(registry: Registry, word: str, data: bytes) -> str:
+def refused(registry: Registry, word: str, data: bytes, record: Record = RECORD) -> str:
     with pytest.raises(Undecodable) as raised:
-        registry.decoder(word, "value")(data, RECORD)
+        registry.decoder(word, "value")(data, record)
     return str(raised.value)
 
 
@@ -109,6 +110,22 @@ def test_s44_a_value_that_does_not_match_its_schema_is_undecodable(stub: StubReg
         assert message.startswith("the value ")
         assert reason in message
         assert "Alice" not in message
+
+
+GUID = b"\1" + b"g" * 16
+"""What Confluent's clients take for the GUID of a schema, in front of a value or in a header: any bytes may begin so."""
+
+
+def test_i17_bytes_that_mean_a_guid_or_a_large_id_are_undecodable_by_a_registry_without_them(
+    stub: StubRegistry, registry: Registry
+) -> None:
+    unknown, large = "the value names a schema that the registry does not have", "the value names a schema id that is"
+    stub.avro(ORDER, ALICE)
+    for word in ("avro", "json_schema"):
+        assert refused(registry, word, GUID + b"Alice") == unknown
+    for header, reason in ((GUID, unknown), (b"\0\xff\xff\xff\xff", large)):
+        record = replace(RECORD, headers=(("__value_schema_id", header),))
+        assert refused(registry, "json_schema", b"{}", record).startswith(reason)
 
 
 def test_an_unknown_schema_is_not_requested_for_each_of_a_million_records(
@@ -194,8 +211,9 @@ def test_a_registry_that_refuses_the_login_is_a_configuration_error(stub: StubRe
 def test_an_address_of_no_registry_makes_no_record_undecodable(stub: StubRegistry) -> None:
     """A wrong path answers 404 to everything. A registry's answer about an unknown schema is a different one."""
     avro = stub.avro(ORDER, ALICE)
-    with pytest.raises(FatalError, match="does not answer like a schema registry"):
-        Registry({"url": f"{stub.url}/wrong"}).decoder("avro", "value")(avro, RECORD)
+    for data in (avro, GUID + b"Alice"):
+        with pytest.raises(FatalError, match="does not answer like a schema registry"):
+            Registry({"url": f"{stub.url}/wrong"}).decoder("avro", "value")(data, RECORD)
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,6 @@ class Registry:
         part = MessageField.KEY if field == "key" else MessageField.VALUE
 
         def decode(data: bytes, record: Record) -> Any:
-            if data[:1] == b"\0" and int.from_bytes(data[1:5]) > _LARGEST_ID:
-                raise Undecodable(f"the {field} names a schema id that is too large")
             try:
                 return deserialize(data, SerializationContext(record.topic, part, list(record.headers) or None))
             except AcklineError:
@@ -199,7 +197,7 @@ class Registry:
             with self.waiting():
                 yield
         except SchemaRegistryError as error:
-            if error.error_code in _UNKNOWN_SCHEMA:
+            if error.error_code in _UNKNOWN_SCHEMA or self._has_no_guids(error.http_status_code, schema):
                 if len(self._unknown_until) >= _UNKNOWN_LIMIT:
                     self._unknown_until.clear()
                 self._unknown_until[schema] = time.monotonic() + _UNKNOWN_SECONDS
@@ -212,6 +210,11 @@ class Registry:
             ) from None
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise self._not_a_registry(type(error).__name__) from None
+
+    def _has_no_guids(self, status: int, schema: Any) -> bool:
+        """Returns whether the registry is one of before GUIDs, which answers a request by GUID as an address of no
+        registry does. Any record may hold bytes that mean a GUID. Raises what `check` raises."""
+        return isinstance(schema, str) and status == 404 and bool(self.check())
 
     def _http_error(self, status: int) -> AcklineError:
         if status in (401, 403, 407):
@@ -266,11 +269,13 @@ def _client(registry: Registry, config: Mapping[str, Any]) -> "SchemaRegistryCli
 
     class Client(SchemaRegistryClient):
         def get_schema(self, schema_id: int, *more: Any, **named: Any) -> Any:
+            if schema_id > _LARGEST_ID:  # the registry would not answer like one
+                raise Undecodable("names a schema id that is too large")
             with registry.schema_request(schema_id):
                 return super().get_schema(schema_id, *more, **named)
 
         def get_schema_by_guid(self, guid: str, *more: Any, **named: Any) -> Any:
-            with registry.schema_request(guid):
+            with registry.schema_request(str(guid)):
                 return super().get_schema_by_guid(guid, *more, **named)
 
         def get_version(self, subject_name: str, version: Any = "latest", *more: Any, **named: Any) -> Any:
