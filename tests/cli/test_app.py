@@ -111,6 +111,21 @@ def test_ctrl_c_in_a_command_prints_a_sentence_and_no_traceback(command: str, pr
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", printed)
 
 
+PRINTS = """
+import sys, types
+sys.modules["ackline.cli.app"] = types.SimpleNamespace(main=lambda: print("no size: Größe"))
+from ackline.cli import main
+main()
+"""
+
+
+def test_a_letter_that_the_terminal_lacks_is_printed_as_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an error message of a record would end `ackline run` with a traceback, after the turn."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    ended = python(PRINTS)
+    assert (ended.returncode, ended.stdout) == (0, "no size: Gr\\xf6\\xdfe\n")
+
+
 SCRIPT = """
 import os, signal, time
 from ackline.cli import interrupts

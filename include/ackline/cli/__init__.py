@@ -1,6 +1,7 @@
 """The command `ackline`: everything the DAGs do, without Airflow, on the same three steps."""
 
 import contextlib
+import io
 import signal
 import sys
 
@@ -16,6 +17,8 @@ def main() -> None:
     The commands are imported here, so that Ctrl-C while Python imports them prints no traceback either.
     """
     end_on_ctrl_c()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a letter of an error message or of a reason
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from ackline.cli.app import main as run_command
 
