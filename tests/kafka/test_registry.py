@@ -113,7 +113,7 @@ def test_s44_a_value_that_does_not_match_its_schema_is_undecodable(stub: StubReg
 
 
 GUID = b"\1" + b"g" * 16
-"""What Confluent's clients take for the GUID of a schema, in front of a value or in a header: any bytes may begin so."""
+"""What clients take for the GUID of a schema, before a value or in a header: any bytes may begin so."""
 
 
 def test_i17_bytes_that_mean_a_guid_or_a_large_id_are_undecodable_by_a_registry_without_them(

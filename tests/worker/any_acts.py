@@ -133,18 +133,19 @@ def answers_of_step(
 
 PLACES = st.lists(st.integers(0, 9), min_size=1, max_size=3)
 MAYBE_RAISED = mostly(st.none(), RAISED, 8)
-RETURNED = st.builds(
-    returns, VALUES | IN_FLIGHT | IN_FLIGHT | emits(["default"], VALUES) | one_of(False, [InFlight()]), MAYBE_RAISED
-)
+_NO_ANSWERS = emits(["default"], VALUES) | one_of(False, [InFlight()], {"a": InFlight})
+RETURNED = st.builds(returns, mostly(mostly(VALUES, IN_FLIGHT, 2), _NO_ANSWERS, 12), MAYBE_RAISED)
 WANTED = st.builds(returns, mostly(st.booleans(), SCALARS | one_of(np.True_, np.array([True]))), MAYBE_RAISED)
 
 
-def of_step(values: Strategy[Any]) -> Strategy[Callable[[Sequence[Any]], Any]]:
-    """What a step does: mostly it emits these values."""
-    emitted = emits(["default", "sent"], values) | mostly(emits(["default"], values), VALUES | IN_FLIGHT)
-    answers = st.tuples(st.integers(0, 9), emitted, NAMES | one_of(None, 1, Mute(), Text("x"), "x" * 10_000), PLACES)
-    return st.builds(answers_of_step, st.lists(answers.filter(lambda a: type(a[1]) is Emit or a[0] > 2), max_size=3),
-                     MAYBE_RAISED)  # fmt: skip
+def of_step(values: Strategy[Any], join: bool) -> Strategy[Callable[[Sequence[Any]], Any]]:
+    """What a step does: mostly it emits these values. A join also fails and holds what it gets."""
+    emitted = emits(["default", "sent"], values)
+    kinds = st.integers(0, 6) if join else mostly(st.integers(2, 4), st.integers(0, 1))
+    reasons = NAMES | one_of(None, 1, Mute(), Text("x"), "x" * 10_000)
+    usual = st.lists(st.tuples(kinds, emitted, reasons, PLACES), max_size=3)
+    odd = st.lists(st.tuples(st.just(9), VALUES | IN_FLIGHT | emitted, reasons, PLACES), max_size=2)
+    return st.builds(answers_of_step, mostly(usual, odd, 9), MAYBE_RAISED)
 
 
 # ---- what an Arrow handler returns ----------------------------------------------------------------------------------
@@ -168,22 +169,24 @@ def _with_bytes(rows: int, content: bytes, middle: int) -> pa.Array:
 
 
 COLUMN_FORMS: list[Callable[[list[Any]], Any]] = [
-    lambda words: words, tuple, pa.array, pd.Series, np.array, iter,
-    lambda words: pa.array(words, pa.string()), lambda words: pa.array(words, pa.large_string()),
-    lambda words: pa.array(words, pa.string_view()), lambda words: pa.array(words, pa.string()).dictionary_encode(),
-    lambda words: pa.chunked_array([words[:1], words[1:]], pa.string()), lambda _: pa.chunked_array([], pa.string()),
-    lambda words: pa.array(["", *words], pa.string()).slice(1), lambda words: pa.nulls(len(words)),
+    lambda words: words, tuple, pa.array, np.array, lambda words: pa.array(words, pa.string()),
+    lambda words: pa.array(words, pa.large_string()), lambda words: pa.array(words, pa.string_view()),
+    lambda words: pa.array(words, pa.string()).dictionary_encode(),
+    lambda words: pa.chunked_array([words[:1], words[1:]], pa.string()),
+    lambda words: pa.array(["", *words], pa.string()).slice(1),
+    lambda words: pa.ExtensionArray.from_storage(Marked(), pa.array(words, pa.string())),
+    pd.Series, iter, lambda _: pa.chunked_array([], pa.string()), lambda words: pa.nulls(len(words)),
     lambda words: pa.array([words] * len(words)), lambda words: pa.array([{"word": word} for word in words]),
     lambda words: pa.array([b"\xff" for _ in words]), lambda words: pa.array(range(len(words))),
     lambda words: pa.array([0.5] * len(words)), lambda words: pa.array([True] * len(words)),
-    lambda words: pa.ExtensionArray.from_storage(Marked(), pa.array(words, pa.string())),
     lambda words: pa.RunEndEncodedArray.from_arrays([len(words)], ["acked"]),
     lambda words: pa.DictionaryArray.from_arrays(pa.array([7] * len(words)), pa.array(["acked"]), safe=False),
     lambda words: _with_bytes(len(words), b"\xff", 0), lambda words: _with_bytes(len(words), b"a", 1 << 30),
     lambda words: pa.array(["x" * 100_000] * len(words)), lambda words: {"outcome": words}, lambda words: words[0],
     lambda words: pd.DataFrame({"outcome": words}), lambda _: Mute(),
 ]  # fmt: skip
-"""What makes a column, or something that is none, of some words."""
+"""What makes a column, or something that is none, of some words. The first FITTING of them are answers."""
+FITTING = 11
 WORDS = mostly(st.sampled_from(["acked", "failed", "skipped", "dead"]), NAMES | one_of(None, 1, Word.ACKED, Text("x")))
 
 
@@ -208,7 +211,8 @@ TABLE_NAMES = st.sampled_from(
     [[], ["outcome"], ["outcome", "error_class"], ["outcome", "error_message"], ["outcome", "offset"], ["outcome"] * 2,
      ["error_class", "error_message", "outcome"], ["other"]]
 )  # fmt: skip
+_FORMS = mostly(st.integers(0, FITTING - 1), st.integers(FITTING, len(COLUMN_FORMS) - 1), 3)
 BATCHES: Strategy[Callable[[int], Any]] = st.builds(
-    _batch_answer, TABLE_NAMES, st.lists(st.integers(0, len(COLUMN_FORMS) - 1), min_size=3, max_size=3),
+    _batch_answer, TABLE_NAMES, st.lists(_FORMS, min_size=3, max_size=3),
     st.lists(WORDS, min_size=1, max_size=3), mostly(st.just(0), st.integers(-1, 1)), MAYBE_RAISED,
 )  # fmt: skip

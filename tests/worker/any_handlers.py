@@ -23,7 +23,9 @@ class Act:
     source: Callable[[], Any] = _nothing
     """Returns what the handler of the record answers: for `emit` an iterator."""
     step: Callable[[Sequence[Tuple]], Any] = _nothing
-    """Returns what a step answers for tuples of the record."""
+    """Returns what a step answers for a tuple of the record."""
+    join: Callable[[Sequence[Tuple]], Any] = _nothing
+    """Returns what a join answers for tuples of the record and of others."""
     wants: Callable[[], Any] = _nothing
     """Returns what a filter answers."""
     batch: Callable[[int], Any] = _nothing
@@ -96,18 +98,16 @@ def column(records: Any) -> Any:
 
 def step(given: Tuple) -> Iterator[Any]:
     """Emits what it gets, or what is set for a record of the tuple."""
-    yield from _of_step((given,))
+    act = _act_of((given,))
+    yield from (Emit(given.value, key=given.key),) if act is None else act.step((given,))
 
 
 def join(given: Sequence[Tuple]) -> Iterator[Any]:
     """Emits one row for all that it gets, or what is set for a record of a tuple."""
-    yield from _of_step(given)
+    act = _act_of(given)
+    yield from (Emit(given[0].value, key=given[0].key),) if act is None else act.join(given)
 
 
-def _of_step(given: Sequence[Tuple]) -> Iterator[Any]:
-    for each in given:
-        for origin in each.origins:
-            if origin.offset in ACTS:
-                yield from ACTS[origin.offset].step(given)
-                return
-    yield Emit(given[0].value, key=given[0].key)
+def _act_of(given: Sequence[Tuple]) -> Act | None:
+    offsets = [origin.offset for each in given for origin in each.origins]
+    return next((ACTS[offset] for offset in offsets if offset in ACTS), None)

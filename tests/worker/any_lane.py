@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -173,34 +172,28 @@ def _headers_of(message: Message) -> Headers | None:
     return None if any(name == UNREADABLE for name, _ in headers or ()) else headers
 
 
-@cache
-def broker() -> tuple[Producer, str]:
-    """A broker in this process, with its address: it lives as long as its client."""
+@dataclass(frozen=True, slots=True)
+class Senders:
+    """What sends dead letters and rows for topics, to a broker in this process. They stay open between two turns: a new
+    producer waits half a second until it may send."""
+
+    letters: DeadLetters
+    topics: OutputTopics
+
+
+@contextmanager
+def senders_in_process() -> Iterator[Senders]:
+    """Senders to a broker of the Kafka client's own, which lives as long as its client."""
     client = Producer({"test.mock.num.brokers": 1, "log_level": 0})
-    [only] = client.list_topics(timeout=30).brokers.values()
-    return client, f"{only.host}:{only.port}"
-
-
-@cache
-def _letters() -> DeadLetters:
-    return _Letters({"bootstrap.servers": broker()[1]}, "dead")
-
-
-class _Letters(DeadLetters):
-    """Stays open: a new one would wait half a second until it may send."""
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-@cache
-def _topics() -> OutputTopics:
-    return _Topics({"bootstrap.servers": broker()[1]})
-
-
-class _Topics(OutputTopics):
-    def close(self) -> None:
-        """Does nothing."""
+    [broker] = client.list_topics(timeout=30).brokers.values()
+    config = {"bootstrap.servers": f"{broker.host}:{broker.port}"}
+    senders = Senders(DeadLetters(config, "dead"), OutputTopics(config))
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (DeadLetters, OutputTopics):
+            patch.setattr(kind, "close", lambda _: None)
+        yield senders
+    senders.letters.close()
+    senders.topics.close()
 
 
 class AnyLane(MemoryLane):
@@ -242,7 +235,9 @@ class AnyLane(MemoryLane):
 
 
 @contextmanager
-def any_lane(kind: Kind, options: Mapping[str, Any], plain: KeyValue) -> Iterator[tuple[AnyLane, pytest.MonkeyPatch]]:
+def any_lane(
+    kind: Kind, options: Mapping[str, Any], plain: KeyValue, senders: Senders
+) -> Iterator[tuple[AnyLane, pytest.MonkeyPatch]]:
     """A lane on tables of its own."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         for of_before in (ACTS, TOKENS, EMITTED):
@@ -250,15 +245,15 @@ def any_lane(kind: Kind, options: Mapping[str, Any], plain: KeyValue) -> Iterato
         lane = AnyLane(Path(folder), kind, options, plain)
         isolation = lane.adapters().pipeline.kafka.isolation
         patch.setattr(tasks, "ExactReader", lambda *_: MemoryReader(lane.world, isolation))
-        patch.setattr(memory_adapters, "MemoryLetters", lambda *_: _letters())
-        patch.setattr(output_rows, "OutputTopics", lambda _: _topics())
+        patch.setattr(memory_adapters, "MemoryLetters", lambda *_: senders.letters)
+        patch.setattr(output_rows, "OutputTopics", lambda _: senders.topics)
         for module in (tasks, dead_letters):
             patch.setattr(module, "headers_of", _headers_of)
         patch.setattr(os, "fsync", lambda _: None)  # a third of the time, and no value depends on it
         yield lane, patch
 
 
-def failure_of(kind: Kind, options: Mapping[str, Any], plain: KeyValue, turns: Sequence[Turn]) -> str:
+def failure_of(kind: Kind, options: Mapping[str, Any], plain: KeyValue, turns: Sequence[Turn], senders: Senders) -> str:
     """Runs a lane over all turns, until nothing is pending; `plain` is key and value of a plain record. Returns why it
     has failed, empty if it has not: each record has its outcome, each plain record is acked, and the tables have the
     rows of acked records alone.
@@ -266,7 +261,7 @@ def failure_of(kind: Kind, options: Mapping[str, Any], plain: KeyValue, turns: S
     A text, because pytest can't show an exception that has one of a handler as its context.
     """
     try:
-        with any_lane(kind, options, plain) as (lane, patch):
+        with any_lane(kind, options, plain, senders) as (lane, patch):
             _judge(lane, _run(lane, turns, patch))
     except BaseException as error:
         lines = traceback.format_tb(BaseException.__dict__["__traceback__"].__get__(error))

@@ -317,7 +317,7 @@ def test_an_arrow_handler_that_raises_fails_its_batch_and_buries_none_of_it(
     assert results_of(arrow(reply), [b"a", b"b"]) == [("failed", error_class)] * 2
 
 
-@pytest.mark.parametrize("column", ["outcome", "error_class", "error_message"])
+@pytest.mark.parametrize("column", ["outcome", "error_class", "error_message", "offset"])
 @pytest.mark.parametrize("middle", [1, 1 << 30], ids=["no text", "beyond its bytes"])
 def test_i17_a_column_of_texts_that_are_none_fails_its_batch(column: str, middle: int) -> None:
     """Arrow reads such a column only when a value is taken from it: it raises then, or ends the process."""

@@ -65,9 +65,8 @@ def in_flight_outcome(answer: InFlight, row: int, handled_at: int) -> RowOutcome
         duration = parse_duration(timeout)
     except ValueError:  # its text may quote what the handler has made of the record
         duration = timedelta()
-    microseconds = timedelta.__floordiv__(
-        duration, MICROSECOND
-    )  # the handler's may be of a class that divides otherwise
+    # Called by its class: that of the handler's duration may divide otherwise.
+    microseconds = timedelta.__floordiv__(duration, MICROSECOND)
     if microseconds <= 0:
         raise InvalidOutcome("the timeout of InFlight is no timedelta above zero, and no text such as 30s or 1h30m")
     return RowOutcome(row, Outcome.IN_FLIGHT, None, None, handled_at, min(handled_at + microseconds, LATEST))
@@ -307,8 +306,10 @@ def _outcome_columns(result: Any, records: Records) -> tuple[pa.Array, pa.Array 
         names = result.schema.names
         # The handler may return its own batch with columns added, so columns of other names are ignored.
         columns = {name: _string_column(result.column(name)) for name in names if name in _OUTCOME_COLUMNS}
-        if "offset" in names and result.column("offset").to_pylist() != records.offsets.tolist():
-            raise InvalidOutcome("the handler returned other offsets than it was given")
+        if "offset" in names:
+            result.column("offset").validate(full=True)
+            if result.column("offset").to_pylist() != records.offsets.tolist():
+                raise InvalidOutcome("the handler returned other offsets than it was given")
         if "outcome" not in columns:
             raise InvalidOutcome("the returned table has no column `outcome`")
         words, classes, messages = columns["outcome"], columns.get("error_class"), columns.get("error_message")
@@ -322,11 +323,9 @@ def _outcome_columns(result: Any, records: Records) -> tuple[pa.Array, pa.Array 
 
 
 def _string_column(column: Any) -> pa.Array:
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    if isinstance(column, pa.Array):
-        column.validate(full=True)  # a column of texts may hold bytes that are none, which raise when they are read
-        return column.cast(pa.string())
+    if isinstance(column, pa.Array | pa.ChunkedArray):
+        column.validate(full=True)  # bytes that are no text raise only when they are read, or end the process
+        return (column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column).cast(pa.string())
     if isinstance(column, str | bytes | dict) or not isinstance(column, Sequence | np.ndarray):
         raise InvalidOutcome(f"the handler returned {type(column).__name__}, not a sequence of outcomes")
     try:
