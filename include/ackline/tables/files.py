@@ -121,19 +121,19 @@ def _unreadable(storage: Folder, path: str, error: BaseException) -> Exception:
     """Returns what a file that can't be read is found to be.
 
     Arrow raises a plain OSError also for a page that can't be decompressed. An error of the disk or the store proves
-    nothing about the content, so the bytes are read once more: if that fails, its error is returned.
+    nothing about the content, so the bytes are read once more: if that fails, its error is raised.
     """
     text = f"{path}: {cause_of(error, storage.uri)}"
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(text)
     if is_outage(error):
         return ConnectionError(text)
-    try:
-        with storage.filesystem.open_input_stream(path) as stream:
-            while stream.read(_CHUNK):
-                pass
-    except OSError as unreadable:
-        return unreadable
+    with (
+        storage_errors(storage.uri, lambda unread: OSError(f"{path}: {cause_of(unread, storage.uri)}")),
+        storage.filesystem.open_input_stream(path) as stream,
+    ):
+        while stream.read(_CHUNK):
+            pass
     return DamagedError(text)
 
 
