@@ -4,11 +4,9 @@ What the tasks and settle send goes through the real Kafka client to a broker of
 in this process. `run_lane` is a lane from its first record until nothing is pending, and judges it.
 """
 
-import json
 import os
 import re
 import traceback
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,19 +35,19 @@ from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import LIVE
 from ackline.tables.store import LedgerStore
 from ackline.worker import tasks
-from ackline.worker.records import TIMESTAMP, from_spark
+from ackline.worker.records import from_spark
 from ackline.worker.settings import FIRST_UNREADABLE, ReplayJob, TaskSettings
 from ackline.worker.tasks import read_retries, split_ranges, store_column, with_fresh
 from ackline.worker.trees import output_rows
 from tests.support import memory_adapters
-from tests.support.memory import LogRecord
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_kafka import MemoryReader
 from tests.support.memory_lane import ACKS, MemoryLane
 from tests.worker import any_handlers
 from tests.worker.any_handlers import ACTS, EMITTED, STREAMS, TOKENS, Act
 from tests.worker.any_values import UNREADABLE
-from tests.worker.task_lab import KeyValue, TaskLab
+from tests.worker.disk_lane import WorldTasks, as_spark_reads
+from tests.worker.task_lab import KeyValue
 
 _NOT_IN_NAMES = re.compile(r"[\0-\x20\x7f-\x9f,;{}()=]")
 SECONDS_A_TURN = 5
@@ -94,11 +92,10 @@ class Kind:
     """The table that gets one row of each plain record from a step."""
 
 
-class WorldTasks(TaskLab):
+class AnyTasks(WorldTasks):
     """The tasks of jobs over the logs of a world. Two tasks read what is fresh, in batches of a few records."""
 
-    def __init__(self, lane: "AnyLane") -> None:
-        self._lane = lane
+    _lane: "AnyLane"
 
     def _rows(self, job: ReplayJob, task: TaskSettings) -> list[SimpleNamespace]:
         exact_from = {tp: first for tp in job.fresh if (first := self._first_unreadable(tp)) is not None}
@@ -124,7 +121,7 @@ class WorldTasks(TaskLab):
         for tp, offsets in sorted(job.fresh.items()):
             every = [self._lane.log(tp).written[offset] for offset in range(offsets.start, offsets.end)]
             for start in range(0, len(every), self._lane.records_a_batch):
-                yield _as_spark_reads(tp, every[start : start + self._lane.records_a_batch])
+                yield as_spark_reads(tp, every[start : start + self._lane.records_a_batch])
 
     def _fresh_of_tasks(self, job: ReplayJob) -> Iterable[Iterator[pa.RecordBatch]]:
         every = list(self._fresh(job))
@@ -146,24 +143,6 @@ def _with_words(batch: pa.RecordBatch) -> pa.RecordBatch:
         for offset, note in zip(offsets, notes, strict=True)
     ]
     return batch.append_column("outcome", pa.array(words, pa.string()))
-
-
-def _as_spark_reads(tp: TopicPartition, records: Sequence[LogRecord]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({
-        "topic": pa.array([tp.topic] * len(records)),
-        "partition": pa.array([tp.partition] * len(records), pa.int32()),
-        "offset": pa.array([record.offset for record in records], pa.int64()),
-        "timestamp": pa.array([record.timestamp * 1000 for record in records], TIMESTAMP),
-        "key": pa.array([record.key for record in records], pa.binary()),
-        "value": pa.array([record.value for record in records], pa.binary()),
-        "headers": pa.array([_as_json(record.headers) for record in records], pa.string()),
-    })  # fmt: skip
-
-
-def _as_json(headers: Sequence[tuple[str, bytes | None]]) -> str | None:
-    """The headers as Spark's `to_json` writes them, which leaves out what is null."""
-    pairs = [{"key": key} | ({} if value is None else {"value": b64encode(value).decode()}) for key, value in headers]
-    return json.dumps(pairs) if pairs else None
 
 
 def _headers_of(message: Message) -> Headers | None:
@@ -206,7 +185,7 @@ class AnyLane(MemoryLane):
             self.create(topic)
 
     def adapters(self, *arguments: Any, **changes: Any) -> MemoryAdapters:
-        tasks_of_lane, made = WorldTasks(self), super().adapters(*arguments)
+        tasks_of_lane, made = AnyTasks(self), super().adapters(*arguments)
         on_disk: dict[str, Any] = {
             "store": LedgerStore(str(self.root), "lane", LIVE),
             "run_job": lambda _, job, __: tasks_of_lane.replayed(job),
