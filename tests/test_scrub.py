@@ -1,5 +1,6 @@
 """A stored error message names what went wrong and holds nothing of the record (I13)."""
 
+import functools
 import json
 from collections.abc import Callable
 from functools import partial
@@ -8,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline.scrub import MASK, MESSAGE_LIMIT, scrub, scrub_address, scrub_setting, words_of_traceback
+from ackline.scrub import (
+    MASK,
+    MESSAGE_LIMIT,
+    scrub,
+    scrub_address,
+    scrub_setting,
+    texts_of_handler,
+    words_of_error,
+    words_of_handler,
+)
+from tests.support.refusing_handlers import refuse
 
 ORDER = json.dumps({"customer": "Zoé Müller", "card": "4111 1111 1111 1111", "iban": "DE02", "note": "a\tb"}).encode()
 
@@ -125,34 +136,66 @@ def test_an_address_is_shown_without_its_password_and_with_azures_container() ->
     )
 
 
-def refuse(currency: str) -> None:
-    """Words of a docstring, such as zorkmid, are no words of a message."""
-    raise ValueError(f"unknown currency {currency} in field 'total'")
-
-
-def words_of(message: Callable[[], object]) -> frozenset[str]:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - whatever its text
-        message()
-    return words_of_traceback(caught.value)
+def shown(fail: Callable[[], object], *payload: bytes | str | None, more: str = "") -> str:
+    """The message of a call that fails, as it is stored for a record with this payload."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
+        fail()
+    return scrub(f"{caught.value}{more}", payload, words_of_error(caught.value))
 
 
 def test_words_of_the_handlers_own_source_stay_and_the_records_value_does_not() -> None:
-    payload = ['{"unknown": 1, "currency": "ZORKMID", "field": {"total": 7712}}']
-    kept = words_of(partial(refuse, "ZORKMID"))
-    assert scrub("unknown currency ZORKMID in field 'total'", payload) == f"{MASK} {MASK} {MASK} in {MASK} '{MASK}'"
-    shown = scrub("unknown currency ZORKMID 7712 in field 'total'", payload, kept)
-    assert shown == f"unknown currency {MASK} {MASK} in field 'total'"
+    payload = '{"unknown": 1, "tender": "ZORKMID", "field": {"total": 7712}}'
+    assert scrub("unknown tender ZORKMID in field 'total'", [payload]) == f"{MASK} {MASK} {MASK} in {MASK} '{MASK}'"
+    assert shown(partial(refuse, "ZORKMID 7712"), payload) == f"unknown tender {MASK} {MASK} in field 'total'"
 
 
-def test_the_format_of_a_librarys_error_stays() -> None:
-    payload = ["Expecting value canary123 Zebra"]
-    kept = words_of(partial(json.loads, "Zebra"))
-    assert scrub("Expecting value: Zebra canary123", payload, kept) == f"Expecting value: {MASK} {MASK}"
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("class", f"refused tender {MASK}"),
+        ("constant", f"unknown currency {MASK}"),
+        ("name", "name 'amuont' is not defined"),
+        ("choice", f"{MASK} is no ducat or florin"),
+    ],
+)
+def test_words_of_its_module_stay_too_wherever_the_message_is_made(kind: str, message: str) -> None:
+    payload = "ZORKMID refused tender unknown currency amuont ducat florin"
+    assert shown(partial(refuse, "ZORKMID", kind), payload) == message
+
+
+def test_a_short_value_next_to_a_word_that_is_kept_is_masked_as_next_to_a_mask() -> None:
+    """Before words of the source were kept, it stood next to a mask."""
+    assert shown(partial(refuse, "XTS"), '{"tender": "XTS"}') == f"unknown tender {MASK} in field 'total'"
+    assert shown(partial(refuse, "Li"), '{"tender": "Li", "field": "in"}') == (
+        f"unknown tender {MASK} {MASK} field 'total'"
+    )
+    assert shown(partial(refuse, "XTS"), "nothing of it") == "unknown tender XTS in field 'total'"
+
+
+@pytest.mark.parametrize("kind", ["class", "constant", "name", "inline", "choice"])
+@pytest.mark.parametrize(
+    "value", ["zorkmid", "gulden", "7712", "ducat7", "c4n4ry", "unknownzork", "XTS", "hunter2hunter", "4111 1111 1111"]
+)
+def test_no_value_of_a_record_passes_but_one_that_is_a_word_of_the_source(kind: str, value: str) -> None:
+    """Also where only a docstring has it, where it begins with a word of the source, and where it is a number."""
+    payload = json.dumps({"currency": value, "unknown": "refused tender", "is": "in"})
+    assert value not in shown(partial(refuse, value, kind), payload, more=f" {value!r} currency {value}")
+    assert "ducat" in shown(partial(refuse, "ducat", "inline"), '{"currency": "ducat"}'), "the one that may"
+
+
+def test_the_format_of_a_librarys_error_stays_and_no_other_word_of_the_library() -> None:
+    message = shown(partial(json.loads, "Zebra"), "Expecting value canary123 Zebra", more=": Zebra canary123")
+    assert message == f"Expecting value: line 1 column 1 (char 0): {MASK} {MASK}"
+    # `json.loads` has these words in the function that calls the one that raises.
+    assert shown(partial(json.loads, "Zebra"), "surrogatepass", more=" surrogatepass").endswith(f" {MASK}")
 
 
 def test_code_that_was_compiled_from_a_payload_has_no_words_of_its_own() -> None:
-    kept = words_of(partial(exec, "raise ValueError('Zebra')"))
-    assert scrub("Zebra", ["raise ValueError('Zebra')"], kept) == MASK
+    source = "raise ValueError('Zebra')"
+    assert shown(partial(exec, source), source) == MASK
+    assert (
+        shown(partial(exec, "def f():\n  raise KeyError('Zebra')\nf()", {"__name__": __name__}), "Zebra") == f"'{MASK}'"
+    )
 
 
 def test_a_secret_stays_masked_though_the_source_has_its_word() -> None:
@@ -161,3 +204,33 @@ def test_a_secret_stays_masked_though_the_source_has_its_word() -> None:
 
 def test_a_longer_word_that_holds_a_word_of_the_source_is_masked_as_before() -> None:
     assert scrub("unknownZebra", ["unknownzebra"], frozenset({"unknown"})) == MASK
+
+
+def test_the_class_of_an_error_may_hide_what_it_is_made_of() -> None:
+    """Each attribute of the user's class raises; the words are found all the same, and nothing is raised."""
+
+    class Meta(type):
+        def __getattribute__(cls, name: str) -> object:
+            raise RuntimeError(name)
+
+    class Hidden(Exception, metaclass=Meta):
+        @property
+        def __traceback__(self) -> None:  # type: ignore[override]
+            raise RuntimeError("hidden")
+
+    words = frozenset[str]()
+    try:
+        raise Hidden("unknown")
+    except BaseException as error:
+        words = words_of_error(error)
+    assert "unknown" in words
+
+
+def test_the_source_of_a_handler_is_that_of_its_module_and_a_wrapper_hides_nothing() -> None:
+    assert {"unknown", "currency", "refused", "tender", "amuont"} <= words_of_handler(refuse)
+    assert not {"docstring", "handlers", "places"} & words_of_handler(refuse)
+    assert not {"zorkmid", "gulden"} & words_of_handler(refuse)
+    assert {"total", "FORMAT", "ducat"} - texts_of_handler(refuse) == {"total"}, "whole texts, and names"
+    assert words_of_handler(json.loads) >= {"surrogatepass"}
+    assert words_of_handler(functools.wraps(refuse)(lambda record: None)) == words_of_handler(refuse)
+    assert words_of_handler(print) == words_of_handler(None) == words_of_handler(partial(print)) == frozenset()

@@ -79,7 +79,8 @@ def test_names_that_no_delta_table_has_are_not_inferred() -> None:
 def test_a_field_that_delta_takes_for_a_column_of_ours_or_can_not_name_fails_its_record_alone(name: str) -> None:
     columns = infer_columns([{name: 1, "id": 2}])
     assert columns == {"id": "long"}
-    assert fit_rows([{name: 1, "id": 2}, {"id": 3}], columns)[1] == {0: "it has a field that is no column there"}
+    shown = name if name.isprintable() else "***"
+    assert fit_rows([{name: 1, "id": 2}, {"id": 3}], columns)[1] == {0: f"its field {shown} is none of the columns id"}
 
 
 @pytest.mark.parametrize(
@@ -141,12 +142,23 @@ def test_a_value_of_the_type_of_its_column_is_stored(kind: str, value: Any, stor
     ],
 )
 def test_another_value_is_named_by_its_column_and_does_not_harm_its_neighbours(kind: str, value: Any) -> None:
-    assert fitted([None, value, None], kind) == ([None, None, None], {1: f"its c is no {kind}"})
+    column, problems = fitted([None, value, None], kind)
+    assert column == [None, None, None]
+    assert problems[1] in (f"its c is no {kind}", f"its c is no {kind} (it is of type {type(value).__name__})")
 
 
 def test_a_field_that_is_no_column_is_refused_unless_it_is_null() -> None:
     _, problems = fit_rows([{"c": 1, "d": None}, {"c": 1, "d": 1}], {"c": "long"})
-    assert problems == {1: "it has a field that is no column there"}
+    assert problems == {1: "its field d is none of the columns c"}
+
+
+def test_the_columns_are_named_the_nearest_first_and_a_hidden_field_is_not_named() -> None:
+    columns = {"order_id": "string", "items": "long", **{f"extra_{n}": "long" for n in range(9)}, "amount": "long"}
+    rows: list[dict[Any, Any]] = [{"amuont": 1}, {"amuont": 1, "secret": 1}, {"secret": 1}, {5: 1}]
+    _, problems = fit_rows(rows, columns, [(), {"secret"}, {"secret"}, {5}])
+    named = "is none of the columns {}order_id, items, extra_0, extra_1, extra_2, extra_3, extra_4{} and {} more"
+    assert problems[0] == problems[1] == f"its field amuont {named.format('amount, ', '', 4)}"
+    assert problems[2] == problems[3] == f"its field *** {named.format('', ', extra_5', 4)}"
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c"]), VALUES), max_size=5), st.sampled_from(TYPES))

@@ -2,15 +2,17 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
 from ackline.pipeline.outputs import obstacle_of_column, without_case
+from ackline.scrub import MASK
 
 ANCHOR_TYPE = pa.struct(
     [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("attempt", pa.int32())]
@@ -115,18 +117,37 @@ def _common(counts: Counter[str]) -> str:
     return min(counts, key=lambda kind: (-counts[kind], kind))
 
 
-def fit_rows(rows: Sequence[Mapping[Any, Any]], columns: Columns) -> tuple[list[pa.Array], dict[int, str]]:
+def fit_rows(
+    rows: Sequence[Mapping[Any, Any]], columns: Columns, hidden: Sequence[Collection[Any]] = ()
+) -> tuple[list[pa.Array], dict[int, str]]:
     """Returns the rows as arrays, one for each column, and why which rows do not fit, by their index.
 
-    The arrays hold null where a value does not fit. The reasons name columns of the table and no value.
+    The arrays hold null where a value does not fit. The reasons name columns, fields and types, and no value; `hidden`
+    has for each row the fields whose names they must not show.
     """
     problems: dict[int, str] = {}
     names = frozenset(columns)
     for number, row in enumerate(rows):
-        if not row.keys() <= names and any(row[name] is not None for name in row.keys() - names):
-            problems[number] = "it has a field that is no column there"
+        if not row.keys() <= names:
+            unknown = [name for name in row.keys() - names if row[name] is not None]
+            secret = hidden[number] if hidden else ()
+            shown = sorted(name for name in unknown if type(name) is str and name.isprintable() and name not in secret)
+            if unknown:
+                problems[number] = f"its field {shown[0] if shown else MASK} is none of {_listed(shown[:1], columns)}"
     arrays = [_fit([row.get(name) for row in rows], name, kind, problems) for name, kind in columns.items()]
     return arrays, problems
+
+
+_LISTED = 8
+"""How many columns a message names."""
+
+
+def _listed(unknown: Sequence[str], columns: Columns) -> str:
+    """Returns the columns for a message, those that are most like an unknown field first."""
+    near = get_close_matches(unknown[0], columns, 1) if unknown else []
+    names = [*near, *(name for name in columns if name not in near)]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"the columns {', '.join(names[:_LISTED])}{more}"
 
 
 def _fit(values: list[Any], name: str, kind: str, problems: dict[int, str]) -> pa.Array:
@@ -140,7 +161,8 @@ def _fit(values: list[Any], name: str, kind: str, problems: dict[int, str]) -> p
     for number, value in enumerate(values):
         fitting.append(value if _fits(value, taken, arrow, convert) else None)
         if value is not None and fitting[-1] is None:
-            problems.setdefault(number, f"its {name} is no {kind}")
+            found = "" if type(value) in taken else f" (it is of type {type(value).__name__})"
+            problems.setdefault(number, f"its {name} is no {kind}{found}")
     return pa.array(fitting if convert is None else list(map(convert, fitting)), arrow)
 
 

@@ -21,6 +21,7 @@ from ackline.handler import Dead, Emit, Fail, Handler, Hold, InFlight, Skip, Tie
 from ackline.ledger.backoff import parse_duration
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import LATEST, MICROSECOND
+from ackline.scrub import words_of_handler
 from ackline.worker.outcomes import (
     INVALID_WORD,
     OUTCOME_WORDS,
@@ -286,8 +287,11 @@ def call_arrow_handler(handler: Handler, records: Records, now: Clock) -> Outcom
     time = now()
     module = str(getattr(handler, "__module__", "handler"))
     rows = np.flatnonzero(pc.not_equal(words, "acked").to_numpy(zero_copy_only=False)).tolist()
+    kept = words_of_handler(handler) if rows else frozenset[str]()
     not_acked = [
-        outcome_of_word(row, words[row].as_py(), _value(classes, row), _value(messages, row), records, time, module)
+        outcome_of_word(
+            row, words[row].as_py(), _value(classes, row), _value(messages, row), records, time, module, kept
+        )
         for row in rows
     ]
     return Outcomes(np.full(len(records), time, np.int64), not_acked, len(records))

@@ -1,6 +1,6 @@
 """The outcomes of records: how an exception that a handler raised, or a word that it returned, becomes one."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from time import time_ns
@@ -12,7 +12,7 @@ from ackline.errors import AcklineError
 from ackline.handler import Dead, Skip
 from ackline.ledger.offsets import Bools
 from ackline.ledger.outcomes import UNIX_EPOCH, ErrorClass, Outcome
-from ackline.scrub import scrub, words_of_traceback
+from ackline.scrub import scrub, words_of_error
 from ackline.worker.records import Int64s, Records
 
 Clock = Callable[[], int]
@@ -130,20 +130,21 @@ def outcome_of_word(
     records: Records | None,
     handled_at: int,
     module: str,
+    kept: Collection[str] = (),
 ) -> RowOutcome:
     """Returns the outcome of a row for which a handler of `module` returned "failed", "skipped" or "dead".
 
-    `records` are what the handler was given: their payload is removed from `error_class` and `message`. Both are left
-    out where `records` is None.
+    `records` are what the handler was given: their payload is removed from `error_class` and `message`, but for the
+    words `kept` of the handler's source. Both are left out where `records` is None.
     """
-    text = scrub(message, records.payload_of(row)) or None if message and records is not None else None
+    text = scrub(message, records.payload_of(row), kept) or None if message and records is not None else None
     if word == "skipped":
         return RowOutcome(row, Outcome.SKIPPED, ErrorClass.SKIP, text, handled_at)
     if word == "dead":
         return RowOutcome(row, Outcome.FAILED, ErrorClass.DEAD, text, handled_at)
     name = None
     if error_class and records is not None:
-        name = _storable_class(scrub(error_class, records.payload_of(row)), module)
+        name = _storable_class(scrub(error_class, records.payload_of(row), kept), module)
     return RowOutcome(row, Outcome.FAILED, name, text, handled_at)
 
 
@@ -167,7 +168,7 @@ def scrubbed_message(error: BaseException, payload: Iterable[bytes | str | None]
     """Returns the text of an exception without what it shares with `payload`; None if it has none."""
     try:
         text = str.__str__(str(error))  # str(error) may be of a subclass of str, with methods that raise
-        kept = words_of_traceback(error)
+        kept = words_of_error(error)
     except BaseException:  # a broken __str__ must not fail the neighbours of this record
         return None
     return scrub(text, payload, kept) or None

@@ -94,6 +94,8 @@ DEEDS: dict[str, Callable[[], object]] = {
 
 def do(deed: str) -> None:
     """Do a deed; any other word does nothing."""
+    if deed.startswith("refuse "):
+        raise ValueError(f"unknown currency {deed.removeprefix('refuse ')}")
     DEEDS.get(deed, lambda: None)()
 
 

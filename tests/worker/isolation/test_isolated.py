@@ -29,7 +29,9 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize("deliver", [False, True])
 def test_outcomes_are_those_of_the_same_handler_in_the_spark_task(isolated: MakeIsolated, deliver: bool) -> None:
-    batch = batch_of([b"a", b"fail", None, b"skip", b"dead", b"exit", b"print", None, b"z"])
+    batch = batch_of(
+        [b"a", b"fail", None, b"skip", b"dead", b"exit", b"print", None, b"z", b"refuse Zorkmid currency 7712"]
+    )
     handler = load_handler(f"{KILLERS}:handle")
     inside = isolated(deliver=deliver)(batch)
     outside = call_handler(handler, tier_of(handler), batch, lambda: NOW, deliver)
@@ -38,6 +40,7 @@ def test_outcomes_are_those_of_the_same_handler_in_the_spark_task(isolated: Make
         for outcomes in (inside, outside)
     ]
     assert (fields[0], inside.calls) == (fields[1], outside.calls)
+    assert fields[0][-1][3] == "unknown currency *** currency ***", "the words of the source, and none of the record"
     assert (inside.handled_at >= NOW).all()
 
 
@@ -76,7 +79,8 @@ def test_records_that_kill_their_process_fail_and_no_record_is_handed_out_twice(
         "the handler's process ended with exit status 3",
         "the handler's process was killed by SIGKILL",
     ]
-    assert (outcomes.not_acked[0].error_message, call(handler, [b"a"])) == ("can't digest '***'", ["acked"])
+    # The value is a word of the handler's own source, and its message is a text there.
+    assert (outcomes.not_acked[0].error_message, call(handler, [b"a"])) == ("can't digest 'fail'", ["acked"])
 
 
 def test_a_process_whose_handler_closes_its_sockets_is_killed(isolated: MakeIsolated, folder: Path) -> None:

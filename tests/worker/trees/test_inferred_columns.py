@@ -83,9 +83,9 @@ def test_a_field_of_one_task_has_the_type_that_the_first_task_has_given_it(task:
     first, second = task(), task()
     assert first.stage({"id": 1}) == []
     assert first.stage({"id": 1, "note": "text"}) == []
-    assert second.stage({"id": 2, "note": 7}) == ["its note is no string"]
+    assert second.stage({"id": 2, "note": 7}) == ["its note is no string (it is of type int)"]
     assert second.stage({"id": 2, "price": 1.5}) == []
-    assert first.stage({"id": 1, "price": 2}, {"price": "free"}) == ["its price is no double"]
+    assert first.stage({"id": 1, "price": 2}, {"price": "free"}) == ["its price is no double (it is of type str)"]
     assert second.close() == [{"id": 2, "note": None, "price": 1.5}]
     assert first.close() == [{"id": 1}, {"id": 1, "note": "text"}, {"id": 1, "note": None, "price": 2.0}]
     assert first.columns == second.columns == {"id": "long", "note": "string", "price": "double"}
@@ -102,7 +102,7 @@ def test_the_driver_names_the_columns_of_the_files_alone(task: MakeTask) -> None
 
 def test_a_turn_begins_from_the_columns_of_rows_that_wait(task: MakeTask) -> None:
     one = task(id="string")
-    assert one.stage({"id": 1}) == ["its id is no string"]
+    assert one.stage({"id": 1}) == ["its id is no string (it is of type int)"]
     assert one.stage({"id": "a"}) == []
     one.close()
     assert one.columns == {"id": "string"}
@@ -114,7 +114,7 @@ def test_a_turn_begins_from_the_columns_of_rows_that_wait(task: MakeTask) -> Non
 def test_two_names_that_differ_in_case_make_one_column_whichever_task_comes_first(task: MakeTask) -> None:
     first, second = task(), task()
     assert first.stage({"id": 1, "Note": "text"}) == []
-    assert second.stage({"id": 2, "note": "text"}) == ["it has a field that is no column there"]
+    assert second.stage({"id": 2, "note": "text"}) == ["its field note is none of the columns Note, id"]
 
 
 def test_tasks_that_add_columns_at_once_lose_none_and_agree(tmp_path: Path) -> None:
@@ -139,5 +139,6 @@ def test_a_row_with_fields_beyond_the_limit_of_inferred_columns_fails(
 ) -> None:
     monkeypatch.setattr(output_columns, "MOST_INFERRED", 3)
     one = task()
-    assert one.stage(*({f"customer_{number}": 1} for number in range(4))) == ["it has a field that is no column there"]
+    (bad,) = one.stage(*({f"customer_{number}": 1} for number in range(4)))
+    assert bad.startswith("its field customer_3 is none of the columns customer_")
     assert len(one.close()) == 3

@@ -47,7 +47,9 @@ def test_the_first_task_with_rows_decides_the_columns_for_all(tmp_path: Path) ->
     bad = row({"sum": "many"})
     second.add(TOTALS, bad)
     second.add(TOTALS, row({"sum": 2}))
-    assert flushed(second) == [BadRow(bad, "a row does not fit the table totals: its sum is no long")]
+    assert flushed(second) == [
+        BadRow(bad, "a row does not fit the table totals: its sum is no long (it is of type str)")
+    ]
     [file] = second.close()
     [staged] = pq.read_table(tmp_path / "staged" / file.path).to_pylist()
     assert staged == {"_anchors": [{**TP._asdict(), "offset": 7, "attempt": 1}], "sum": 2}
@@ -68,9 +70,8 @@ def test_a_row_with_a_name_that_no_file_can_hold_fails_alone(tmp_path: Path) -> 
     bad = row(json.loads('{"sum": 1, "\\ud800": 1}'))
     of_task.add(TOTALS, bad)
     of_task.add(TOTALS, row({"sum": 2}))
-    assert flushed(of_task) == [
-        BadRow(bad, "a row does not fit the table totals: it has a field that is no column there")
-    ]
+    reason = "a row does not fit the table totals: its field *** is none of the columns sum"
+    assert flushed(of_task) == [BadRow(bad, reason)]
     assert [file.rows for file in of_task.close()] == [1]
 
 
@@ -149,6 +150,29 @@ def test_a_row_without_anchors_that_does_not_fit_fails_the_record_of_its_call_or
     assert [file.rows for file in outputs.close()] == [1]
     with caplog.at_level(logging.WARNING):
         calls.log_dropped()
-    reason = "BadOutput: a row does not fit the table t: its value is no long"
+    reason = "BadOutput: a row does not fit the table t: its value is no long (it is of type str)"
     text = f"dropped 2 tuples or rows of calls without a tracked record; no record fails for them. The first: {reason}"
     assert caplog.messages == ([] if tracked else [text])
+
+
+@pytest.mark.parametrize(
+    ("field", "shown"),
+    [(None, "amuont"), ("amuont", "amuont"), ("zebra", "***"), ("amount", None)],
+)
+def test_a_field_that_is_no_column_is_named_if_its_name_stands_in_the_source_of_the_handler(
+    field: str | None, shown: str | None, tmp_path: Path
+) -> None:
+    """Any other name may be of the record, and is masked."""
+    blocks = [OutputBlock.model_validate({"from": SOURCE, "table": "t", "columns": {"amount": "long"}})]
+    targets = OutputTargets(TurnId("shop", LIVE, 0, 1), f"{tmp_path}/staged", {0: {"amount": "long"}})
+    outputs = OutputRows(targets, [TP])
+    calls = TreeCalls(topology([], blocks), (), [TP], lambda: NOW, outputs)
+
+    def handler(record: Record) -> Emit:
+        return Emit({"amuont": 1} if record.value is None else {record.value: 1})
+
+    calls.call_source(handler, Record(*TP, 0, None, None, field, (), 1), SEEDS)
+    notes = list(calls.end().events.notes.values())
+    reason = f"a row does not fit the table t: its field {shown} is none of the columns amount"
+    assert [reason.encode() in note for note in notes] == ([] if shown is None else [True])
+    outputs.discard()

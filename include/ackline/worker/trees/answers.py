@@ -6,21 +6,20 @@ process that the handler ran in. Error messages must not repeat what the texts o
 `texts_of_record`).
 """
 
-import inspect
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from difflib import get_close_matches
-from types import CodeType, GeneratorType, NoneType
+from types import GeneratorType, NoneType
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from ackline.handler import SOURCE, Emit, Fail, Hold, InFlight, Origin, Record, Tuple, new_tuple
 from ackline.pipeline.streams import scalar_texts
 from ackline.pipeline.topology import Step, Stream, Topology
-from ackline.scrub import MESSAGE_LIMIT, scrub, source_words
+from ackline.scrub import MESSAGE_LIMIT, scrub, texts_of_handler, words_of_handler
 from ackline.worker.call import refuse_unfinished
 from ackline.worker.outcomes import InvalidOutcome
 from ackline.worker.trees.rows import EdgeNumbers
@@ -51,11 +50,13 @@ class Emitted(NamedTuple):
 
 
 class EmittedRow(NamedTuple):
-    """A row for outputs. `size` is about how many bytes it has."""
+    """A row for outputs. `size` is about how many bytes it has. `hidden` are those of its fields whose names do not
+    stand in the source of the handler, so that they may be of a record: no message shows them."""
 
     key: Any
     value: Any
     size: int
+    hidden: Collection[Any] = ()
 
 
 class NotAcked(NamedTuple):
@@ -79,6 +80,14 @@ Answer = Emitted | NotAcked | InFlight | Waiting
 _new = tuple.__new__  # a named tuple's own constructor takes three times as long, and there is one for each tuple
 
 
+class _Source(NamedTuple):
+    """The texts and the words in the source of a handler."""
+
+    handler: object
+    texts: frozenset[str]
+    words: frozenset[str]
+
+
 class AnswerReader:
     """Reads the answers of the handlers of a topology."""
 
@@ -89,6 +98,8 @@ class AnswerReader:
             for stream in {*topology.consumers, *topology.outputs}
         }
         """Whether steps and whether outputs take a stream, by the names of its step and of the stream."""
+        self._sources: dict[int, _Source] = {}
+        """By the number of the handler's object, which no other gets while this has it."""
 
     def read(
         self,
@@ -102,8 +113,7 @@ class AnswerReader:
         and `Hold` too, and the handler of records one `InFlight`. Runs a generator to its end.
 
         `inputs` are the inputs of the call; `step` is None for the handler of records; `handler` is what has answered,
-        whose own words no message hides. Raises InvalidOutcome for any
-        other answer, and what a generator raises.
+        whose own words no message hides. Raises InvalidOutcome for any other answer, and what a generator raises.
         """
         if result is None:
             return []
@@ -126,7 +136,7 @@ class AnswerReader:
                 answers.append(self._emitted(answer, name, anchors, texts, handler))
             elif join and isinstance(answer, Fail | Hold):
                 positions = positions or _Positions(inputs)
-                answers.append(_not_acked(answer, positions, reasons, texts))
+                answers.append(_not_acked(answer, positions, reasons, texts, self._source_of(handler)))
             elif isinstance(answer, InFlight):
                 if step is not None:
                     raise InvalidOutcome(
@@ -138,6 +148,12 @@ class AnswerReader:
             else:
                 raise InvalidOutcome(f"the handler yielded {type(answer).__name__}; yield Emit(value)")
         return answers if in_flight is None else [*answers, in_flight]
+
+    def _source_of(self, handler: object) -> "_Source":
+        """Returns what stands in the source of a handler, which is read once."""
+        if id(handler) not in self._sources:
+            self._sources[id(handler)] = _Source(handler, texts_of_handler(handler), words_of_handler(handler))
+        return self._sources[id(handler)]
 
     def _near(self, step: str, stream: str) -> str:
         """Returns which streams of a step are taken, the nearest name first: they stand in the pipeline file."""
@@ -155,7 +171,7 @@ class AnswerReader:
         if taken is None:
             if type(stream) is not str or not _STREAM_NAME.fullmatch(stream):
                 raise InvalidOutcome("the stream of an Emit is no name of a stream")
-            name = scrub(stream, texts(), _words_of(handler))
+            name = scrub(stream, texts(), self._source_of(handler).words)
             problem = f"emitted to {step}.{name}, which no step and no output takes{self._near(step, stream)}"[
                 :MESSAGE_LIMIT
             ]
@@ -167,17 +183,16 @@ class AnswerReader:
             raise InvalidOutcome("an emitted value takes more than 1 GB with its key; emit it in parts")
         if to_outputs:
             value, size = copied(emit.value)
-            row = _new(EmittedRow, (emit.key if emit.key is None else copied(emit.key)[0], value, size))
+            hidden: Collection[Any] = ()
+            if type(value) is dict and not value.keys() <= (source := self._source_of(handler)).texts:
+                hidden = value.keys() - source.texts
+            row = _new(EmittedRow, (emit.key if emit.key is None else copied(emit.key)[0], value, size, hidden))
         return _new(Emitted, (stream, anchors, key, payload, row, ""))
 
 
-def _words_of(handler: Callable[..., Any] | None) -> frozenset[str]:
-    """Returns the words in the source of a handler, which are no words of a record."""
-    code = getattr(inspect.unwrap(handler), "__code__", None) if handler is not None else None
-    return source_words([code] if isinstance(code, CodeType) else [])
-
-
-def _not_acked(answer: Fail | Hold, positions: "_Positions", reasons: dict[str, str | None], texts: Texts) -> NotAcked:
+def _not_acked(
+    answer: Fail | Hold, positions: "_Positions", reasons: dict[str, str | None], texts: Texts, source: "_Source"
+) -> NotAcked:
     """Returns what a join answered about one tuple. Masks each of the first reasons once; drops further ones, because
     masking takes time for each text of each tuple of the call."""
     position = positions.of(answer.tuple)
@@ -185,7 +200,7 @@ def _not_acked(answer: Fail | Hold, positions: "_Positions", reasons: dict[str, 
         return NotAcked(position, None, True)
     reason = str.__str__(str(answer.reason))
     if reason not in reasons and len(reasons) < _MASKED_REASONS:
-        reasons[reason] = scrub(reason, texts()) or None
+        reasons[reason] = scrub(reason, texts(), source.words) or None
     return NotAcked(position, reasons.get(reason), False)
 
 

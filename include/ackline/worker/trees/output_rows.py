@@ -33,6 +33,7 @@ from ackline.pipeline.output_columns import (
     json_text,
 )
 from ackline.pipeline.outputs import Output, StagedFile
+from ackline.scrub import scrub
 from ackline.tables.files import DataFileWriter
 from ackline.tables.folder import Folder
 from ackline.worker.settings import OutputTargets
@@ -171,7 +172,7 @@ class OutputRows:
         sent: list[OutputRow] = []
         messages: list[Row] = []
         for row in rows:
-            key, value, _ = row.row
+            key, value = row.row[:2]
             try:
                 headers = _headers(edges.edges(row.edges), self._targets.turn, self._topic_partitions)
                 message = Row(output.topic, _bytes(key), _bytes(value), headers)
@@ -226,10 +227,11 @@ class _StagedTable:
             reason = f"no columns of the table {self._output.table} follow from nulls alone; write `columns`"
             yield from (BadRow(row, reason) for row in rows)
             return
-        arrays, problems = fit_rows(values, self._columns)
+        arrays, problems = fit_rows(values, self._columns, [row.row.hidden for row in rows])
         kept = [number for number in range(len(rows)) if number not in problems]
         for number, problem in problems.items():
-            yield BadRow(rows[number], f"a row does not fit the table {self._output.table}: {problem}")
+            reason = scrub(f"a row does not fit the table {self._output.table}: {problem}", ())
+            yield BadRow(rows[number], reason)
         if not kept:
             return
         anchors = _anchor_column([rows[number].edges for number in kept], edges, self._topic_partitions)
