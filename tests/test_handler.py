@@ -92,6 +92,42 @@ def test_a_path_that_does_not_import_is_a_configuration_error(path: str) -> None
         load_handler(path)
 
 
+@pytest.mark.parametrize(
+    ("definition", "line"),
+    [
+        ("x = 1\nimport reqeusts\n", "2: import reqeusts"),
+        ("import json\n\nsettings = json.loads('{')\n", "3: settings = json.loads('{')"),
+        ("def f():\n    raise OSError('no disk')\nf()\n", "2: raise OSError('no disk')"),
+        ("def handle(record)\n    pass\n", "1: def handle(record)"),
+        ("token = open('token=/secret/of/mine')\n", "1: token = ***"),
+    ],
+)
+def test_what_fails_while_it_is_imported_is_named_with_the_users_line(
+    module: Write, definition: str, line: str
+) -> None:
+    """Not with the line of a library that it calls. A line that looks as if it had a secret hides it."""
+    name = module(definition)
+    with pytest.raises(ConfigError) as caught:
+        load_handler(f"{name}:handle")
+    assert f"/{name}.py:{line}" in str(caught.value)
+    assert "/secret/of/mine" not in str(caught.value).partition(".py:")[2]
+
+
+def test_a_misspelt_function_or_module_gets_the_nearest_name(module: Write) -> None:
+    name = module("def handle(record): ...\ndef prices(record): ...\nhandles = 1\n")
+    for path, near in (
+        (f"{name}:handel", "; did you mean handle?"),
+        (f"{name}:price", "; did you mean prices?"),
+        (f"{name}:zebra", "has no attribute 'zebra'"),
+        (f"{name}x:handle", f"; did you mean {name}?"),
+        ("handler.shop:split", "No module named 'handler'; did you mean handlers?"),
+        ("handlers.shopp:split", "No module named 'handlers.shopp'; did you mean shop?"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_handler(path)
+        assert str(caught.value).endswith(near), caught.value
+
+
 def test_the_tier_is_declared_by_a_decorator() -> None:
     @arrow_handler
     def batch(batch: object) -> None: ...

@@ -5,6 +5,8 @@ succeed, and every step may be run again (exit status 1; Airflow retries it). A 
 operator acts (exit status 1; Airflow does not retry it).
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 
 
@@ -21,6 +23,11 @@ class AcklineError(Exception):
         self.topic = tp[0] if tp else None
         self.partition = tp[1] if tp else None
         self.offset = offset
+
+    @property
+    def kind(self) -> str:
+        """The name of the error's class, as messages and JSON show it; that of its public base for a private class."""
+        return next(found.__name__ for found in type(self).__mro__ if not found.__name__.startswith("_"))
 
     def add_advice(self, sentence: str) -> None:
         """Add a sentence to the message that names what to do next."""
@@ -108,3 +115,19 @@ class NewerCommit(FatalError):
 class LedgerError(FatalError):
     """The stored tables contradict each other or the rules of the ledger. Nothing was stored; the operator looks at the
     tables."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns `; did you mean KNOWN?`, to end a message about a name that is not known; empty if no known one is like
+    it."""
+    names = list(known)
+    near = [] if name in names else get_close_matches(name, names, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun: `1 record`, `1,312 records`, `2 retries`."""
+    if number == 1:
+        return f"1 {noun}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2:-1] not in "aeiou" else f"{noun}s"
+    return f"{number:,} {plural}"

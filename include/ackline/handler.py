@@ -17,14 +17,19 @@ Nothing here needs Spark. `ackline.worker.call` calls the handlers, `ackline.pip
 import functools
 import importlib
 import inspect
+import linecache
 import operator
-from collections.abc import Callable, Iterable
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, did_you_mean
+from ackline.scrub import is_library, scrub
 
 SignToken = Callable[[str, int, int, int], str]
 """Returns the token of topic, partition, offset and attempt."""
@@ -152,6 +157,44 @@ def imported(path: str) -> Any:
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
+def import_problem(path: str, error: BaseException) -> str:
+    """Returns why `module:name` does not import: the error, the line of the user's code that it comes from, and the
+    nearest name to one that does not exist."""
+    text = f"{type(error).__name__}: {error}"
+    if place := _place_of(error):
+        return f"{text} ({place})"
+    module, _, name = path.partition(":")
+    if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+        parent, _, missing = str(error.name).rpartition(".")
+        return text + did_you_mean(missing, _modules_in(parent))
+    if isinstance(error, AttributeError) and module in sys.modules:
+        names = [known for known, value in vars(sys.modules[module]).items() if callable(value)]
+        return text + did_you_mean(name, names)
+    return text
+
+
+def _place_of(error: BaseException) -> str:
+    """Returns file, line and text of the line where an import has failed; empty if no line of the user's code did."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return _line_text(error.filename, error.lineno)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
+    return _line_text(frames[-1].filename, frames[-1].lineno or 1) if frames else ""
+
+
+def _line_text(file: str, number: int) -> str:
+    # A line may hold a password in clear.
+    return f"{file}:{number}: {scrub(linecache.getline(file, number), ())}"
+
+
+def _modules_in(package: str) -> Iterator[str]:
+    """Yields the names of the modules and packages in a package that is imported; of those at the top without one."""
+    folders = sys.path if not package else getattr(sys.modules.get(package), "__path__", ())
+    for folder in map(Path, folders):
+        for entry in folder.iterdir() if folder.is_dir() else ():
+            if entry.is_dir() or entry.suffix == ".py":
+                yield entry.stem
+
+
 def load_handler(path: str, key: str = "handler", *, emits: bool = False, in_flight: bool = False) -> Handler:
     """Imports the function `module:function` that the pipeline file names at `key`: a handler or a filter.
 
@@ -162,7 +205,7 @@ def load_handler(path: str, key: str = "handler", *, emits: bool = False, in_fli
     try:
         function: object = imported(path)
     except (Exception, SystemExit) as error:  # a script that calls sys.exit when it is imported, even with status 0
-        raise ConfigError(f"{key} {path} does not import: {type(error).__name__}: {error}", key=key) from error
+        raise ConfigError(f"{key} {path} does not import: {import_problem(path, error)}", key=key) from error
     if not callable(function):
         raise ConfigError(f"{key} {path} is not a function ({type(function).__name__}); name a function", key=key)
     if inspect.isclass(function):

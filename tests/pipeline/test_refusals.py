@@ -250,6 +250,17 @@ def test_all_problems_are_named_at_once_each_on_its_line(write_file: Write) -> N
     assert sorted(lines) == sorted([[f"{path}:1", "name"], [f"{path}:8", "x"], [f"{path}:9", "retry.period"]])
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong"), [("dead_letter:", "dead_leter:"), ("group_id:", "groupid:"), ("name:", "nmae:")]
+)
+def test_the_hint_for_a_misspelt_key_comes_before_the_key_that_is_missing_for_it(
+    write_file: Write, right: str, wrong: str
+) -> None:
+    hint, missing = str(refusal(write_file((right, wrong)))).splitlines()
+    assert hint.endswith(f"{wrong} unknown key; did you mean `{right[:-1]}`?")
+    assert f"{right} missing" in missing
+
+
 def test_a_rule_between_valid_keys_is_named_beside_a_key_that_is_not_valid(write_file: Write) -> None:
     """A rule about the refused key itself adds nothing: `kafka` is refused, so nothing compares the topics with it."""
     path = write_file(("[orders]", "5"), ("orders.dead", "orders"), more="start: timestamp\ntracking: false\n")

@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any
 
 from ackline.errors import ConfigError
-from ackline.handler import imported
+from ackline.handler import import_problem, imported
 from ackline.ledger.fold import PendingKind
 from ackline.ledger.offsets import TopicPartition, index_of_range
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
@@ -103,9 +103,7 @@ def load_listener(path: str | None) -> ListenerThread | None:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"listener {path} can't be created: {type(error).__name__}: {error}", key="listener"
-        ) from None
+        raise ConfigError(f"listener {path} can't be created: {import_problem(path, error)}", key="listener") from None
 
 
 def notify_settled(listener: ListenerThread, plan: Plan, settlement: Settlement, outcomes: TurnOutcomes) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, did_you_mean
 from ackline.ledger.backoff import parse_duration
 from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.ledger.outcomes import Outcome
@@ -117,7 +117,9 @@ class PartitionChoice:
         idle = [f"--topic {topic}" for topic in self.topics if topic not in {tp.topic for tp in chosen}]
         idle += [f"--partition {number}" for number in self.partitions if number not in {tp[1] for tp in chosen}]
         if idle:
-            raise ConfigError(f"{name} has no partition with {' and '.join(idle)}", key=idle[0].split()[0])
+            topics = {tp.topic for tp in every}
+            near = "".join(did_you_mean(topic, topics) for topic in self.topics if topic not in topics)
+            raise ConfigError(f"{name} has no partition with {' and '.join(idle)}{near}", key=idle[0].split()[0])
         return chosen
 
 

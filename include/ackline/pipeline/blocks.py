@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from ackline.errors import ConfigError
-from ackline.handler import imported
+from ackline.handler import import_problem, imported
 from ackline.ledger.backoff import FOREVER, Backoff, RetryPolicy, duration_text, parse_duration
 from ackline.pipeline.field_types import (
     MAPPING,
@@ -256,7 +256,7 @@ def load_backoff(path: str) -> Backoff:
         _check_method(instance.next_attempt)  # checked before anything is planned, so that it leaves no open turn
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"retry class {path} can't be used: {type(error).__name__}: {error}", key="retry.class"
+            f"retry class {path} can't be used: {import_problem(path, error)}", key="retry.class"
         ) from None
     return _CheckedBackoff(path, instance)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import ackline
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, did_you_mean
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.pipeline import Pipeline, load
 from ackline.pipeline.refusals import MAX_BYTES, line_of, read_yaml
@@ -244,7 +244,10 @@ def find_pipeline(folder: Path, name: str) -> Pipeline:
         if name in (path.stem, _guess_name(path)):
             raise error
     names = ", ".join(sorted(loaded.pipelines)) or "none"
-    raise ConfigError(f"no pipeline named {name} in {folder}; write one of these names: {names}")
+    near = did_you_mean(name, loaded.pipelines)
+    raise ConfigError(
+        f"no pipeline named {name} in {folder}{near or ';'} {'W' if near else 'w'}rite one of these names: {names}"
+    )
 
 
 def load_pipeline(folder: Path, name: str) -> Pipeline:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ackline.errors import ConfigError
-from ackline.handler import Handler, Tier, imported, load_handler, tier_of
+from ackline.handler import Handler, Tier, import_problem, imported, load_handler, tier_of
 from ackline.ledger.offsets import TopicPartition
 from ackline.pipeline.streams import ARROW_DECODERS, Stream, Translation
 from ackline.pipeline.topology import Step, Topology
@@ -188,9 +188,7 @@ def _import(path: str) -> Callable[[str, int], object]:
     try:
         function: object = imported(path)
     except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"partition filter {path} does not import: {type(error).__name__}: {error}", key=KEY
-        ) from None
+        raise ConfigError(f"partition filter {path} does not import: {import_problem(path, error)}", key=KEY) from None
     if not callable(function):
         raise ConfigError(f"partition filter {path} is not a function; name a function", key=KEY)
     if inspect.iscoroutinefunction(function):

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, counted
 from ackline.pipeline.field_types import ADVICE_BY_PATTERN, MAPPING
 
 _EXPECTED = {
@@ -71,10 +71,10 @@ _LIMITS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "less_than": lambda limits: f"a number below {limits['lt']:,.15g}",
     "less_than_equal": lambda limits: f"{limits['le']:,.15g} or less",
     "finite_number": lambda _: "a finite number",
-    "too_short": lambda limits: f"at least {_counted(limits['min_length'], 'item')}",
-    "too_long": lambda limits: f"at most {_counted(limits['max_length'], 'item')}",
-    "string_too_short": lambda limits: f"at least {_counted(limits['min_length'], 'character')}",
-    "string_too_long": lambda limits: f"at most {_counted(limits['max_length'], 'character')}",
+    "too_short": lambda limits: f"at least {counted(limits['min_length'], 'item')}",
+    "too_long": lambda limits: f"at most {counted(limits['max_length'], 'item')}",
+    "string_too_short": lambda limits: f"at least {counted(limits['min_length'], 'character')}",
+    "string_too_long": lambda limits: f"at most {counted(limits['max_length'], 'character')}",
 }
 """What to write, by the name of an error about a limit and what the limit is."""
 
@@ -106,10 +106,6 @@ def advice_for(key: str, kind: str, context: Mapping[str, Any], value: object) -
 def expected_at(key: str) -> str | None:
     """Returns what a key takes, with an example; None if the kind of its value alone is enough."""
     return _EXPECTED.get(key)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 _SIMILAR = 0.6
@@ -182,6 +178,8 @@ def refusal(
     `node` is what `read_yaml` returned for the file, `problems` are pydantic's, and `model` holds the keys that
     the file may have.
     """
+    # A misspelt key is often the cause of one that is missing, so its hint comes first.
+    problems = sorted(problems, key=lambda problem: problem["type"] != "extra_forbidden")
     keys = [".".join(map(str, _key_path(problem))) or "(whole file)" for problem in problems]
     lines = [
         f"{path}:{line_of(node, _key_path(problem))}: {key}: {_reason(key, problem, model)}"

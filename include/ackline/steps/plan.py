@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from ackline.errors import ConfigError, NewerCommit
+from ackline.errors import ConfigError, NewerCommit, did_you_mean
 from ackline.kafka.config import brokers
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import close_if_waived, operator_loss
@@ -260,9 +260,11 @@ def _check_topics_exist(adapters: Adapters, newest: Settlement | None, view: Kaf
     known = {tp.topic for tp in lane} | {str(tp) for tp in lane}
     missing = [name for name in view.missing if name not in known]
     if missing and adapters.pipeline.missing_topics == "fail":
+        near = "" if missing[0].endswith("]") else did_you_mean(missing[0], adapters.cluster.names())
         raise ConfigError(
-            f"{', '.join(missing)}: no such topic or partition at {brokers(adapters.kafka)}, and pipeline "
-            f"{adapters.pipeline.name} reads it. Nothing was planned. Correct its name or the connection, create it, "
+            f"{', '.join(missing)}: no such topic or partition at {brokers(adapters.kafka)}"
+            f"{f'{near} Pipeline' if near else ', and pipeline'} {adapters.pipeline.name} reads it. Nothing was "
+            f"planned. Correct its name or the connection, create it, "
             f"or write `missing_topics: wait`: then it is read from its start once it exists",
             key="kafka.topics",
         )
