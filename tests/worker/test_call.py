@@ -351,12 +351,30 @@ def test_an_arrow_handler_gets_no_tombstone_that_it_does_not_want() -> None:
         ({"a": Fail(cast(Any, "x"), "why")}, "returned Fail: only a step with `join: true`"),
         ([Dead("why")], "returned Dead: raise it"),
         ([Skip], "returned Skip: raise it"),
+        ([1, OSError("a task of a group")], "returned OSError: raise it"),
+        (np.bool_(0), "returned False, which is no outcome"),
     ],
 )
 def test_an_answer_that_means_nothing_fails_the_record_with_the_sentence_that_helps(
     answer: object, sentence: str
 ) -> None:
     (failed,) = call(lambda record: answer, records_of([b"x"])).not_acked
+    assert (failed.outcome, failed.error_class) == INVALID
+    assert sentence in str(failed.error_message)
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (Dead("why"), "returned Dead: return an outcome for each row"),
+        (Emit(1), "returned Emit: return an outcome for each row"),
+        (False, "returned bool, not a sequence of outcomes"),
+        ([False], "an outcome is null, or not one of acked, failed, skipped, dead"),
+        ([Skip("why")], "an outcome is null, or not one of acked, failed, skipped, dead"),
+    ],
+)
+def test_such_an_answer_of_an_arrow_handler_fails_its_batch(answer: object, sentence: str) -> None:
+    (failed,) = call(arrow(lambda batch: answer), records_of([b"x"])).not_acked
     assert (failed.outcome, failed.error_class) == INVALID
     assert sentence in str(failed.error_message)
 

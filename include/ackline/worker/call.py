@@ -214,6 +214,7 @@ def in_flight_answer(result: Any) -> InFlight | None:
         ):
             raise InvalidOutcome("the handler returned InFlight in another form: return InFlight()")
         refuse_unfinished(result)
+        refuse_false(result)
         _refuse_no_answer(result)
         return None
     if not all(isinstance(item, InFlight) for item in result) or len(result) > 1:
@@ -221,30 +222,47 @@ def in_flight_answer(result: Any) -> InFlight | None:
     return result[0] if result else None
 
 
-_MEANT = {
-    Emit: "only a pipeline with `steps` or `outputs` takes it, and this one has neither",
+_MEANT: dict[type, str] = {
     Fail: "only a step with `join: true` may answer it; raise an exception to fail the record",
     Hold: "only a step with `join: true` may answer it",
-    InFlight: "return InFlight() alone",
     Skip: "raise it",
     Dead: "raise it",
 }
-"""What a handler of a record is told that has returned one of these values, or holds one in what it has returned."""
+_MEANT_WITHOUT_STEPS = {
+    Emit: "only a pipeline with `steps` or `outputs` takes it, and this one has neither",
+    InFlight: "return InFlight() alone",
+    **_MEANT,
+}
+"""What is wrong with a value of Ackline that the handler of a record has returned, or holds in what it has returned."""
+_MEANT_WITH_STEPS = {Emit: "yield Emit(value)", InFlight: "yield InFlight()", **_MEANT}
+"""What is wrong with a value of Ackline that a handler has answered in a pipeline with steps or outputs."""
 
 
-def _refuse_no_answer(result: Any) -> None:
-    """Raises InvalidOutcome for a result that its author means as an answer, and that would ack the record. Any other
-    value is ignored, as other task runners do."""
-    if result is False:
+def kind_and_fault(value: Any, steps: bool) -> tuple[str, str] | None:
+    """Returns the name of the class of Ackline that a value is, or is of, or the class of an exception, and what is
+    wrong with it as an answer; None for any other value. `steps` is whether the pipeline takes what handlers emit."""
+    for kind, fault in (_MEANT_WITH_STEPS if steps else _MEANT_WITHOUT_STEPS).items():
+        if value is kind or isinstance(value, kind):
+            return kind.__name__, fault
+    return (type(value).__name__, "raise it") if isinstance(value, BaseException) else None
+
+
+def refuse_false(result: Any) -> None:
+    """Raises InvalidOutcome for False, which its author means as a failure, and which would ack the record."""
+    if isinstance(result, bool | np.bool_) and not result:
         raise InvalidOutcome(
             "the handler returned False, which is no outcome: return nothing to ack the record, raise an exception to "
             "have it tried again, and raise Skip or Dead to settle it"
         )
+
+
+def _refuse_no_answer(result: Any) -> None:
+    """Raises InvalidOutcome for a value of Ackline that its author means as an answer, and that would ack the record.
+    Any other value is ignored, as other task runners do."""
     inside = result.values() if isinstance(result, dict) else result
     for value in inside if isinstance(result, list | tuple | set | frozenset | dict) else (result,):
-        for kind, meant in _MEANT.items():
-            if value is kind or isinstance(value, kind):
-                raise InvalidOutcome(f"the handler returned {kind.__name__}: {meant}")
+        if found := kind_and_fault(value, steps=False):
+            raise InvalidOutcome(f"the handler returned {found[0]}: {found[1]}")
 
 
 def end_forked_copy(error: BaseException | None = None) -> None:
@@ -273,6 +291,8 @@ def call_arrow_handler(handler: Handler, records: Records, now: Clock) -> Outcom
         result = handler(records.to_arrow())
         if _forks != forks:
             end_forked_copy()
+        if found := kind_and_fault(result, steps=False):
+            raise InvalidOutcome(f"the handler returned {found[0]}: return an outcome for each row")
         refuse_unfinished(result)
         words, classes, messages = _outcome_columns(result, records)
     except BaseException as error:  # sys.exit, too, is the outcome of this batch alone

@@ -325,7 +325,11 @@ def test_a_join_that_names_tuples_in_another_order_still_sorts_by_record() -> No
     ("answer", "reason"),
     [
         (1, "returned int"),
-        (["text"], "yielded str"),
+        (["text"], "yielded str; yield Emit(value)"),
+        (False, "returned False, which is no outcome: return nothing to ack the record"),
+        (Emit, "returned Emit; yield Emit(value), or return nothing"),
+        ([Emit(1), Dead("why")], "yielded Dead; raise it"),
+        ([Emit(1), OSError()], "yielded OSError; raise it"),
         (ValueError(), "returned an exception"),
         (Emit({1, 2}.__class__), "holds type"),
         (Emit(object()), "holds object"),

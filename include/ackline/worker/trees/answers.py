@@ -20,7 +20,7 @@ from ackline.handler import SOURCE, Emit, Fail, Hold, InFlight, Origin, Record, 
 from ackline.pipeline.streams import scalar_texts
 from ackline.pipeline.topology import Step, Stream, Topology
 from ackline.scrub import MESSAGE_LIMIT, scrub, texts_of_handler, words_of_handler
-from ackline.worker.call import refuse_unfinished
+from ackline.worker.call import kind_and_fault, refuse_false, refuse_unfinished
 from ackline.worker.outcomes import InvalidOutcome
 from ackline.worker.trees.rows import EdgeNumbers
 
@@ -121,7 +121,9 @@ class AnswerReader:
             result = (result,)
         elif type(result) is not GeneratorType and not isinstance(result, Iterator | list | tuple):
             refuse_unfinished(result)
-            raise InvalidOutcome(f"the handler returned {type(result).__name__}; yield Emit(value), or return nothing")
+            refuse_false(result)
+            found = kind_and_fault(result, steps=True) or (type(result).__name__, "yield Emit(value)")
+            raise InvalidOutcome(f"the handler returned {found[0]}; {found[1]}, or return nothing")
         name, join = (step.name, step.join) if step is not None else (SOURCE, False)
         positions: _Positions | None = None
         reasons: dict[str, str | None] = {}
@@ -146,7 +148,8 @@ class AnswerReader:
                     raise InvalidOutcome("the handler yielded InFlight twice; yield it once for a record")
                 in_flight = answer
             else:
-                raise InvalidOutcome(f"the handler yielded {type(answer).__name__}; yield Emit(value)")
+                found = kind_and_fault(answer, steps=True) or (type(answer).__name__, "yield Emit(value)")
+                raise InvalidOutcome(f"the handler yielded {found[0]}; {found[1]}")
         return answers if in_flight is None else [*answers, in_flight]
 
     def _source_of(self, handler: object) -> "_Source":
