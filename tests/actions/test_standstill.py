@@ -1,24 +1,39 @@
 """Whatever stands still is found without a run, and is the first line of status, explain and doctor."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ackline.actions import standstill
 from ackline.actions.standstill import StandsStill, what_stands_still
-from ackline.errors import AcklineError, ConfigError, NewerCommit, TooManyFailures
+from ackline.errors import AcklineError, ConfigError, LedgerError, NewerCommit, TooManyFailures
 from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.outputs.turn import publish_settled
 from ackline.pipeline.outputs import OutputsOfTurn
 from tests.cli.memory_command import MemoryCommand
+from tests.e2e.documents import section
 from tests.outputs.kept_lane import NOW, TABLE, Lane, lane_with_rows, table_of_a_user
-from tests.support.memory_lane import FAILS, GROUP, OK, TP, MemoryLane, lose_a_file
+from tests.support.actor import Killed
+from tests.support.memory import BEFORE
+from tests.support.memory_lane import (
+    DEAD,
+    FAILS,
+    GROUP,
+    NOON,
+    OK,
+    TP,
+    TP1,
+    MemoryBackfill,
+    MemoryLane,
+    lose_a_file,
+)
 
 
 def found(lane: MemoryLane) -> StandsStill:
@@ -87,17 +102,26 @@ def test_a_paused_lane_names_resume() -> None:
 # ---- a settled turn that can't be published -------------------------------------------------------------------------
 
 
-def adapters_of(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def plans_again(_: Any) -> None:
+    """The checks of a next plan that nothing refuses."""
+
+
+def adapters_of(lane: Lane) -> tuple[Any, Any]:
     newest = SimpleNamespace(
-        turn=lane.turn, outputs=lane.store.settlements[lane.turn], partitions={}, kind=TurnKind.RUN, reason=""
+        turn=lane.turn,
+        outputs=lane.store.settlements[lane.turn],
+        partitions={},
+        kind=TurnKind.RUN,
+        reason="",
+        settled_at=NOW,
     )
     store: Any = lane.store
     store.newest, store.lane = lambda: newest, "live"
-    monkeypatch.setattr(standstill, "preview", lambda _: None)
     group = SimpleNamespace(check_no_members=lambda: None)
     adapters = SimpleNamespace(
         store=store, pipeline=SimpleNamespace(name="shop"), actor="ada", run_id="cli", now=lambda: NOW, group=group,
-        commits=True, newest_and_open_plan=lambda: (newest, None), is_subscribed=lambda _: True,
+        commits=True, newest_and_open_plan=lambda: (newest, None), is_subscribed=lambda _: True, fixed_now=None,
+        cluster=SimpleNamespace(topics=lambda _: {}),
     )  # fmt: skip
     return adapters, newest
 
@@ -107,8 +131,8 @@ def test_a_settled_turn_that_can_not_be_published_is_what_the_lane_stands_still_
 ) -> None:
     lane = lane_with_rows(tmp_path, Outcome.ACKED)
     table_of_a_user(lane)
-    adapters, newest = adapters_of(lane, monkeypatch)
-    standing = what_stands_still(adapters)
+    adapters, newest = adapters_of(lane)
+    standing = what_stands_still(adapters, plans_again)
     with pytest.raises(AcklineError) as refused:
         publish_settled(adapters, newest)
     assert standing is not None
@@ -120,14 +144,14 @@ def test_a_settled_turn_that_the_next_run_publishes_is_told_and_nothing_is_writt
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = lane_with_rows(tmp_path, Outcome.ACKED)
-    adapters, newest = adapters_of(lane, monkeypatch)
+    adapters, newest = adapters_of(lane)
     before = sorted(tmp_path.rglob("*"))
-    standing = what_stands_still(adapters)
+    standing = what_stands_still(adapters, plans_again)
     assert standing is not None
     assert (standing.reason, standing.command) == ("Unpublished", "ackline run shop")
     assert sorted(tmp_path.rglob("*")) == before
     publish_settled(adapters, newest)
-    assert what_stands_still(adapters) is None
+    assert what_stands_still(adapters, plans_again) is None
 
 
 def test_rows_that_are_lost_before_they_are_published_are_found(
@@ -139,7 +163,7 @@ def test_rows_that_are_lost_before_they_are_published_are_found(
     lane.store.settlements[lane.turn] = replace(outputs, tables=without).encode()
     for file in tmp_path.rglob("0-*.parquet"):
         file.unlink()
-    standing = what_stands_still(adapters_of(lane, monkeypatch)[0])
+    standing = what_stands_still(adapters_of(lane)[0], plans_again)
     assert standing is not None
     assert standing.reason == "LedgerError"
     assert TABLE in standing.sentence
@@ -149,22 +173,220 @@ def test_rows_that_are_lost_before_they_are_published_are_found(
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
+Patch = pytest.MonkeyPatch
+LATER = {"initial_delay": "1h", "period": "1h"}
+
+
+def changed(lane: MemoryLane, **settings: Any) -> MemoryLane:
+    lane.settings.update(settings)
+    return lane
+
+
+def refused_by(check: str, text: str, lane: MemoryLane, patch: Patch) -> MemoryLane:
+    """A lane whose output tables are damaged. Tests of real tables, here and in tests/outputs, find that."""
+
+    def refuses(*_: object) -> list[str]:
+        raise LedgerError(text)
+
+    patch.setattr(f"ackline.actions.standstill.{check}", refuses)
+    return lane
+
+
+def with_open_skip(lane: MemoryLane, patch: Patch) -> MemoryLane:
+    lane.after_run()
+    lane.die("decisions", BEFORE)
+    with pytest.raises(Killed):
+        lane.perform(TurnKind.SKIP, {TP: 2})
+    return refused_by("check_open_skip", "damaged. Close it with `ackline void lane --reason …`", lane, patch)
+
+
+def without_rows(lane: MemoryLane) -> MemoryLane:
+    lane.after_run()
+    del lane.world.tables.settlements[lane.newest().turn]
+    return lane
+
+
+def with_a_refused_letter() -> MemoryLane:
+    lane = MemoryLane(DEAD, OK)
+    lane.world.faults.letters += ["refused"]
+    return lane.after_run()
+
+
+def without_a_leader() -> MemoryLane:
+    lane = MemoryLane(OK, partitions=2).after_run()
+    lane.log(TP1).has_leader = False
+    return lane
+
+
+def paused(partitions: int) -> MemoryLane:
+    lane = MemoryLane(OK, partitions=partitions).after_run()
+    lane.perform(TurnKind.PAUSE, {TP: 1})
+    return lane
+
+
+def with_members() -> MemoryLane:
+    lane = MemoryLane(OK).after_run()
+    lane.world.members = ["consumer-1 (10.0.0.1)"]
+    return lane
+
+
+def expired(**settings: Any) -> MemoryLane:
+    lane = MemoryLane(OK, **settings).after_run()
+    lane.produce(OK, OK, OK, OK)
+    if "on_expired" in settings:
+        lane.log().expire(3)
+    return lane
+
+
+def with_a_backfill() -> MemoryLane:
+    lane = MemoryLane(OK, OK).after_run()
+    MemoryBackfill(lane, "b", "orders").begin()
+    lane.create("orders", records=2)
+    lane.perform(TurnKind.RESET, {TP: 0})
+    return lane
+
+
+def stopped_by_the_breaker() -> MemoryLane:
+    lane = MemoryLane(*[FAILS] * 4, breaker={"failure_ratio": 0.5, "min_records": 2})
+    lane.run_fails(TooManyFailures)
+    return lane
+
+
+def deleted(lane: MemoryLane) -> MemoryLane:
+    del lane.world.topics["orders"]
+    return lane
+
+
+def moved(lane: MemoryLane) -> MemoryLane:
+    lane.move_group(TP, 1)
+    return lane
+
+
+def lost(lane: MemoryLane) -> MemoryLane:
+    lose_a_file(lane)
+    return lane
+
+
+NEXT = "the next run"
+OLDER = "the table is an older copy. Begin a new epoch with `ackline reset lane --to OFFSET --reason …`"
+KEPT = "files of rows that wait are gone. Use `ackline reset lane --to floor --reason …`"
+GIVE_UP = "no table. Give the rows up with `ackline void lane --give-up totals --reason …`"
+STATES: dict[str, tuple[Callable[[Patch], MemoryLane], str, str | None]] = {
+    "an open turn can't be carried out": (
+        lambda _: changed(MemoryLane(OK).after_plan(), guarantee="no_guarantee"), "ConfigError", "void lane --reason …"
+    ),
+    "files of an open turn's outcomes, or its staged rows, are lost": (
+        lambda _: lost(MemoryLane(OK)), "LedgerError", "void lane --reason …"
+    ),
+    "rows of a settled turn can't be published": (
+        lambda patch: refused_by("check_publishable", GIVE_UP, MemoryLane(OK).after_run(), patch),
+        "LedgerError", "void lane --give-up totals --reason …",
+    ),
+    "an output table or the ledger is an older copy": (
+        lambda patch: refused_by("check_publishable", OLDER, MemoryLane(OK).after_run(), patch),
+        "LedgerError", "reset lane --to OFFSET --reason …",
+    ),
+    "rows that wait for records in flight are lost": (
+        lambda patch: refused_by("check_publishable", KEPT, MemoryLane(OK).after_run(), patch),
+        "LedgerError", "reset lane --to floor --reason …",
+    ),
+    "an open skip can't be settled": (
+        lambda patch: with_open_skip(MemoryLane(OK, FAILS, retry=LATER), patch), "LedgerError", "void lane --reason …"
+    ),
+    "guarantee, isolation level or ack topic changed under pending records": (
+        lambda _: changed(MemoryLane(FAILS, retry=LATER).after_run(), guarantee="no_guarantee"),
+        "ConfigError", "reset lane --to floor --reason …",
+    ),
+    "the group was moved by another client": (
+        lambda _: moved(MemoryLane(OK, OK, OK).after_run()), "GroupMoved", "doctor lane"
+    ),
+    "the group has live members": (lambda _: with_members(), "GroupBusy", "doctor lane"),
+    "another ledger, or a newer copy of this one, has committed": (
+        lambda _: committed_by_another_ledger(MemoryLane(OK).after_run()),
+        "NewerCommit", "adopt-ledger lane --reason …",
+    ),
+    "a topic was deleted, or made again with fewer partitions": (
+        lambda _: deleted(MemoryLane(OK).after_run()),
+        "TopicChanged", "skip lane --topic orders --partition 0 --gone --reason …",
+    ),
+    "a topic was deleted and made again, or truncated": (
+        lambda _: recreated(MemoryLane(OK, OK).after_run()),
+        "TopicChanged", "reset lane --topic orders --to earliest --reason …",
+    ),
+    "retention took unsettled records under `on_expired: fail`": (
+        lambda _: expired(on_expired="fail"),
+        "RetentionPassed", "skip lane --topic orders --partition 0 --to earliest --reason …",
+    ),
+    "a partition is too far behind under the policy `fail`": (
+        lambda _: expired(max_offset_behind={"offsets": 2, "policy": "fail"}), "TooFarBehind", "skip lane"
+    ),
+    "too many new records fail": (
+        lambda _: stopped_by_the_breaker(), "TooManyFailures", "run lane --no-breaker"
+    ),
+    "dead letters are not acknowledged": (lambda _: with_a_refused_letter(), "DeadLetters", "doctor lane"),
+    "a partition has no leader": (lambda _: without_a_leader(), "NoLeader", None),
+    "a partition is paused": (lambda _: paused(2), "Paused", "resume lane"),
+    "a commit of the tables is missing": (
+        lambda _: without_rows(MemoryLane(OK)), "LedgerError", "doctor lane"
+    ),
+    "the clock is behind the last turn": (lambda _: MemoryLane(OK).after_run(), "ConfigError", "doctor lane"),
+    "a backfill's topic was made again, or its rows are lost": (
+        lambda _: with_a_backfill(), "TopicChanged", "backfill lane --cancel b --yes"
+    ),
+}  # fmt: skip
+"""By state: a lane in it, the reason that is shown, and the command that ends it, or that leads on."""
+PARTIAL = {"DeadLetters", "NoLeader", "Paused"}
+
+
 @pytest.fixture
-def ackline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryCommand:
+def ackline(tmp_path: Path, monkeypatch: Patch) -> MemoryCommand:
     lane = MemoryLane(OK, FAILS, retry={"initial_delay": "0s"}).after_run()
     return MemoryCommand(committed_by_another_ledger(lane), tmp_path, monkeypatch)
 
 
+def test_each_state_of_the_table_is_tested_here() -> None:
+    text = section("docs/semantics.md", "## What a lane stands still for")
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")]
+    assert rows[1:] == list(STATES)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_i18_what_stands_still_is_the_first_line_of_each_command_that_shows_a_lane(
+    state: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    build, reason, wanted = STATES[state]
+    ackline = MemoryCommand(build(monkeypatch), tmp_path, monkeypatch)
+    options = ["--lane", "backfill-b"] if "backfill" in state else []
+    if "clock" in state:
+        options = ["--now", (NOON - timedelta(hours=1)).isoformat()]
+    begins = f"{'A part of the' if reason in PARTIAL else 'The'} lane stands still ({reason}): "
+    commands = [["status", "lane", *options], ["explain", "lane", *options]]
+    if not options:
+        commands += [["status"], ["doctor", "lane"]]
+    elif "clock" in state:
+        commands += [["status", *options]]
+    else:
+        commands += [["doctor", "lane"]]
+    for command in commands:
+        first = ackline(*command).output.splitlines()[0]
+        assert begins in first, command
+        assert wanted is None or f"ackline {wanted}" in first or wanted == "doctor lane", command
+    unreadable = "missing" in state
+    if not unreadable:
+        standing = ackline("status", "lane", *options, "--json").json["stands_still"]
+        assert (standing["reason"], standing["partial"]) == (reason, reason in PARTIAL)
+        assert str(standing["command"]).startswith("None" if wanted is None else f"ackline {wanted}")
+    else:
+        assert ackline("status", "lane", "--json").error["kind"] == reason
+
+
 @pytest.mark.parametrize("command", [["status", "lane"], ["explain", "lane"], ["explain", "lane", "orders", "0", "1"]])
-def test_what_stands_still_is_the_first_line_and_nothing_is_promised_of_the_next_run(
+def test_nothing_is_promised_of_the_next_run_of_a_lane_that_stands_still(
     ackline: MemoryCommand, command: list[str]
 ) -> None:
-    first, *_ = (text := ackline(*command).output).splitlines()
-    assert first.startswith("The lane stands still (NewerCommit): ")
-    assert "ackline adopt-ledger lane" in first
-    assert "the next run makes it" not in text
-    standing = json.loads(ackline(*command, "--json").output)["stands_still"]
-    assert (standing["reason"], standing["command"]) == ("NewerCommit", "ackline adopt-ledger lane --reason …")
+    text = ackline(*command).output
+    assert "the first run that is not refused makes it" in text
+    assert NEXT not in text
 
 
 def test_without_a_stand_still_explain_tells_what_the_next_run_does(ackline: MemoryCommand) -> None:
@@ -173,29 +395,37 @@ def test_without_a_stand_still_explain_tells_what_the_next_run_does(ackline: Mem
     assert ackline("status", "lane", "--json").json["stands_still"] is None
 
 
-def test_the_overview_calls_such_a_pipeline_stopped(ackline: MemoryCommand) -> None:
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("offset", [[], ["orders", "0", "0"]])
+def test_the_retry_of_a_paused_partition_is_made_by_the_first_run_after_the_pause(
+    ackline: MemoryCommand, partitions: int, offset: list[str]
+) -> None:
+    lane = ackline.lane = MemoryLane(FAILS, partitions=partitions, retry={"initial_delay": "0s"}).after_run()
+    lane.perform(TurnKind.PAUSE, {TP: 0})
+    text = ackline("explain", "lane", *offset).output
+    assert "the first run after `ackline resume lane` makes it" in text
+    assert NEXT not in text
+
+
+def test_the_overview_calls_a_pipeline_stopped_whose_every_run_stops(ackline: MemoryCommand) -> None:
     (pipeline,) = ackline("status", "--json").json["pipelines"]
     assert pipeline["health"] == "stopped"
     assert "adopt-ledger" in pipeline["problem"]
-
-
-def test_doctor_begins_with_it(ackline: MemoryCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ackline.cli.doctor.open_adapters", ackline._open_adapters)
-    checks = json.loads(ackline("doctor", "lane", "--json").output)
-    assert (checks[0]["check"], checks[0]["ok"]) == ("lane lane", False)
-    assert "adopt-ledger" in checks[0]["detail"]
+    ackline.lane = with_a_refused_letter()
+    (pipeline,) = ackline("status", "--json").json["pipelines"]
+    assert (pipeline["health"], pipeline["stands_still"]["reason"]) == ("undelivered", "DeadLetters")
 
 
 def test_doctor_of_a_pipeline_fails_for_that_one_alone_and_names_the_remedy_of_a_missing_topic(
-    ackline: MemoryCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ackline: MemoryCommand, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("ackline.cli.doctor.open_adapters", ackline._open_adapters)
     (tmp_path / "other.yaml").write_text("name: other\nnonsense: 1\n")
-    (tmp_path / "lane.yaml").write_text((tmp_path / "lane.yaml").read_text().replace("[orders]", "[ordres]"))
+    ackline.lane.topics = ["ordres"]
     checks = json.loads(ackline("doctor", "lane", "--json").output)
     (other,) = [check for check in checks if check["check"] == "pipeline file"]
     assert (other["ok"], other["detail"].startswith("warning: ")) == (True, True)
     (topic,) = [check for check in checks if check["check"] == "topic ordres"]
     assert topic["detail"].startswith("missing; correct its name or the connection, or create it")
+    assert topic["detail"].endswith("; did you mean orders?")
     (own,) = [check for check in json.loads(ackline("doctor", "--json").output) if check["check"] == "pipeline file"]
     assert not own["ok"]

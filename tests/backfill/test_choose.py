@@ -88,7 +88,9 @@ def test_the_newest_epoch_with_an_outcome_decides_for_each_offset(
         newest = next(number for number, offsets in enumerate(every) if offset in offsets)
         expected |= {offset} if offset in wanted[newest] else set()
     arrays = [(arrays_of(joined(matching)), arrays_of(joined([*matching, *others]))) for matching, others in epochs]
-    assert offsets_of(ranges_of(newest_outcomes(arrays))) == expected
+    of_epochs = [offsets_of(ranges_of(ranges)) for ranges in newest_outcomes(arrays)]
+    assert set().union(*of_epochs) == expected
+    assert sum(map(len, of_epochs)) == len(expected), "an offset counts in one epoch"
 
 
 def test_s72_exactly_the_dead_ones_of_an_error_class_are_read() -> None:

@@ -110,8 +110,8 @@ def test_a_dry_run_names_what_retention_took_and_what_was_acked_before(
     assert dry["gone"] == [{"topic": "orders", "partition": 0, "start": 1, "end": 2, "why": "retention"}]
     assert dry["acked_before"] == 1
     text = ackline("backfill", "lane", "orders:0:1-4", "--dry-run").output
-    assert "1 offsets can't be read any more (orders[0], retention): [1, 2)" in text
-    assert "1 of them were acked by an earlier backfill" in text
+    assert "1 offset can't be read any more (orders[0], retention): [1, 2)" in text
+    assert "1 of them was acked by an earlier backfill" in text
 
 
 def test_where_nothing_matches_nothing_is_stored(lane: MemoryLane, ackline: MemoryCommand) -> None:

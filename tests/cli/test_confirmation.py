@@ -63,7 +63,7 @@ CASES = [
     Case(("reset", "lane", "--to", "latest"), reason=True),
     Case(("reset", "lane", "--by", "-1"), reason=True),
     Case(("pause", "lane"), preview="read → paused"),
-    Case(("resume", "lane"), preview="read → read"),
+    Case(("resume", "lane"), preview="is read already"),
     Case(("void", "lane"), opens, reason=True, preview="It will be void"),
     Case(("void", "lane", "--pause"), opens, reason=True, preview="will be paused until `ackline resume`"),
     Case(("adopt-ledger", "lane"), lost, reason=True),
@@ -167,6 +167,21 @@ def test_s73_the_object_of_the_dry_run_is_that_of_the_act_but_for_what_it_did(
         assert {name: done[name] for name in case.about} == {name: dry[name] for name in case.about}
     else:
         assert {**done, "dry_run": True} == dry
+
+
+def test_a_change_is_printed_once_before_the_question_or_after_it_is_done(
+    case: Case, lane: MemoryLane, ackline: MemoryCommand
+) -> None:
+    ackline.answers = [True]
+    asked = [line for line in ackline(*command_line(case)).output.splitlines() if line]
+    assert any(case.preview in line for line in asked)
+    assert len(asked) == len(set(asked))
+
+
+def test_a_change_without_a_question_is_printed_once(case: Case, lane: MemoryLane, ackline: MemoryCommand) -> None:
+    done = ackline(*command_line(case), "--yes").output.splitlines()
+    assert done
+    assert len(done) == len(set(done))
 
 
 def test_s73_a_terminal_is_asked_and_no_changes_nothing(case: Case, lane: MemoryLane, ackline: MemoryCommand) -> None:

@@ -36,14 +36,30 @@ def test_dead_records_are_listed_by_error_class_with_first_and_last_time(
         "pipeline": "lane",
         "lane": "live",
         "dead": [
-            {"error_class": "ValueError", "count": 2, "first": noon, "last": noon},
-            {"error_class": "Dead", "count": 1, "first": noon, "last": noon},
+            {"error_class": "ValueError", "count": 2, "first": noon, "last": noon, "epochs": {"0": 2}},
+            {"error_class": "Dead", "count": 1, "first": noon, "last": noon, "epochs": {"0": 1}},
         ],
         "total": 3,
     }
     assert ackline("dead", "lane", "--error-class", "Dead", "--json").json["total"] == 1
     assert "ValueError" in ackline("dead", "lane").output
     assert "No record is dead." in ackline("dead", "lane", "--error-class", "KeyError").output
+
+
+def test_over_several_epochs_each_count_is_named_with_its_epoch(lane: MemoryLane, ackline: MemoryCommand) -> None:
+    assert "by epoch" not in ackline("dead", "lane").output
+    lane.perform(TurnKind.RESET, {TP: 3})
+    lane.run()
+    (values, dead) = ackline("dead", "lane", "--json").json["dead"]
+    assert (values["count"], values["epochs"], dead["epochs"]) == (2, {"1": 1, "0": 1}, {"0": 1})
+    lines = [line.split() for line in ackline("dead", "lane").output.splitlines()]
+    assert lines[0][-2:] == ["by", "epoch"]
+    assert [" ".join(line[-6:]) for line in lines[1:2]] == ["1 in 1, 1 in 0"]
+    text = ackline("dead", "lane", "--redrive", "--dry-run").output
+    assert "would read 3 offsets of 1 partition again:" in text
+    assert "Chosen by the newest outcome that each offset has: 1 by that of epoch 1, 2 by that of epoch 0." in text
+    dry = ackline("dead", "lane", "--redrive", "--dry-run", "--json").json
+    assert (dry["asked"]["offsets"], dry["of_epochs"]) == (3, {"1": 1, "0": 2})
 
 
 def test_a_record_that_a_later_epoch_has_settled_otherwise_is_not_dead(

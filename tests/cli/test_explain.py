@@ -19,10 +19,10 @@ from tests.tables.story import begin_story
 
 def shown(monkeypatch: pytest.MonkeyPatch, adapters: Adapters, *arguments: str) -> str:
     @contextmanager
-    def opened(*_: Any, **__: Any) -> Iterator[Adapters]:
-        yield adapters
+    def opened(*_: Any, **__: Any) -> Iterator[tuple[Adapters, None]]:
+        yield adapters, None
 
-    monkeypatch.setattr("ackline.cli.explain.opened", opened)
+    monkeypatch.setattr("ackline.cli.explain.opened_to_read", opened)
     done = CliRunner().invoke(app, ["explain", "orders", *arguments], catch_exceptions=False)
     assert done.exit_code == 0
     return done.stdout

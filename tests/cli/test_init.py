@@ -123,7 +123,7 @@ def test_adopt_shows_what_taking_a_group_over_means_and_goes_on_from_its_commits
     monkeypatch.setattr(init, "survey_group", lambda *_: group(("app-1 (10.0.0.5)",)))
     printed = run("adopt", "shop-app")
     for text in (
-        "Stop its 1 live members first: app-1 (10.0.0.5)", "has 850 offsets to read",
+        "Stop its 1 live member first: app-1 (10.0.0.5)", "has 850 offsets to read",
         "1 of 3 partitions have no commit", "Retention has taken 30 offsets",
         "Nothing was changed in Kafka", "a client without metadata",
     ):  # fmt: skip

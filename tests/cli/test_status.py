@@ -1,6 +1,7 @@
 """The tables of `ackline status`: what they list of many partitions, and that no number is ever broken."""
 
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -14,18 +15,17 @@ import pytest
 from rich.console import Console
 
 from ackline.actions.explain import MOST_EXPLAINED, _log_of, explain_partitions, held_back
+from ackline.actions.overview import Health, summary_of
 from ackline.actions.status import (
-    Health,
     OpenTurnObject,
     PartitionStatus,
     open_turn_of,
     status,
     status_and_missing,
     status_object,
-    summary_of,
 )
 from ackline.cli.status import _held_lines, _open_lines
-from ackline.cli.tables import fitting_table, status_table, steps_table
+from ackline.cli.tables import fitting_table, print_status, steps_table
 from ackline.errors import TransientError
 from ackline.handler import Durations, StepCounts
 from ackline.lane.lease import TurnLease
@@ -36,9 +36,10 @@ from ackline.ledger.pending import PendingKind
 from ackline.pipeline.warnings import TopicPolicy
 from ackline.tables.layout import LEASE_NAME, LeaseFile
 from ackline.tables.lease import Lease, ProcessIdentity
+from tests.cli.test_tables import lines_of
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_kafka import MemoryCluster
-from tests.support.memory_lane import FAILS, NOON, OK, TP, MemoryLane
+from tests.support.memory_lane import DEAD, FAILS, NOON, OK, TP, MemoryLane
 
 HUGE = 1_234_567_890_123
 
@@ -61,23 +62,42 @@ def many() -> list[PartitionStatus]:
 
 
 def test_of_300_partitions_the_worst_twenty_are_listed_and_then_the_totals(many: list[PartitionStatus]) -> None:
-    lines = printed(status_table("lane", many), 200)
-    assert lines[0].split("  ")[0].strip() == "Pipeline lane, 20 of 300 partitions, the worst ones"
+    lines = lines_of(lambda out: print_status(out, "lane", many), width=200)
+    assert lines[0] == "Pipeline lane, 20 of 300 partitions, the worst ones"
     assert len(lines) == 1 + 1 + 20 + 1
     assert [line.split()[0] for line in lines[2:12]] == [f"orders[{partition}]" for partition in range(0, 300, 30)]
     assert lines[-1].split()[:2] == ["all", "300"]
-    by_name = printed(status_table("lane", many, by_name=True), 200)
+    by_name = lines_of(lambda out: print_status(out, "lane", many, by_name=True), width=200)
     assert by_name[2:12] != lines[2:12], "sorted by name, the worst ones are among others"
 
 
-@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_a_table_fits_its_width_and_breaks_no_number(many: list[PartitionStatus], width: int) -> None:
     numbers = {"floor": HUGE, "lag": HUGE, "log_end": 2 * HUGE, "log_start": HUGE}
     huge = [found.model_copy(update={"topic": "a-topic-with-quite-a-long-name"} | numbers) for found in many]
-    lines = printed(status_table("lane", huge, width), width)
+    lines = lines_of(lambda out: print_status(out, "lane", huge), width=width)
     assert max(map(len, lines)) <= width
-    assert sum(f"{HUGE:,}" in line for line in lines) == 20, "one line a partition"
-    assert all(line.count(f"{HUGE:,}") >= 2 for line in lines if f"{HUGE:,}" in line), "floor and lag stay"
+    text = " ".join(lines)
+    assert text.count(f"{HUGE:,}") == 3 * 20, "floor, lag and log start of each partition, none of them broken"
+    assert text.count(f"{2 * HUGE:,}") == 20
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_in_a_narrow_terminal_the_columns_that_do_not_fit_fold_into_a_second_line_of_each_partition(width: int) -> None:
+    lane = MemoryLane(partitions=2, retry={"initial_delay": "1h"})
+    lane.produce(OK, FAILS, DEAD)
+    lane.produce(OK, OK, tp=TopicPartition("orders", 1))
+    lane.run()
+    lines = lines_of(lambda out: print_status(out, "lane", status(lane.adapters())), width=width)
+    assert max(map(len, lines)) <= width
+    header, text = re.split(" {2,}", lines[1]), " ".join(" ".join(lines).split())
+    assert not {"acked", "dead", "next due"} & set(header)
+    (first,) = [at for at, line in enumerate(lines) if line.startswith("orders[0]")]
+    assert lines[first + 1].startswith("  ")
+    assert "next due 03-01 13:00:00" in text
+    assert text.count("acked 1, dead 1") == 1, "of orders[0]"
+    assert text.count("acked 2, dead 0") == 1, "of orders[1]"
+    assert text.count("acked 3, dead 1") == 1, "of all"
 
 
 def test_columns_go_in_the_order_of_their_importance() -> None:

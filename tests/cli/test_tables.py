@@ -26,6 +26,7 @@ def lines_of(prints: Callable[[Console], object], stream: StringIO | None = None
     out = stream or Terminal()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
         patch.setenv("COLUMNS", str(width))
+        patch.setenv("LINES", "40")  # a width alone is ignored where the terminal is dumb
         patch.setenv("TERM", "dumb")
         prints(tables.console())
     return [line.rstrip() for line in out.getvalue().splitlines()]
@@ -41,10 +42,10 @@ def test_the_turn_of_a_run_names_its_partitions_in_80_columns() -> None:
     lines = lines_of(lambda out: tables.print_turn(out, plan, lane.newest(), result.committed))
     assert lines[0] == "Turn 1: run"
     assert lines[1].split() == [
-        *("partition", "acked", "failed", "skipped", "dead", "pending", "floor", "committed", "lag"),
+        *("partition", "retries", "acked", "failed", "skipped", "dead", "pending", "floor", "committed", "lag"),
     ]
-    assert [line.split()[:3] for line in lines[2:4]] == [[f"orders[{n}]", "120", "7"] for n in range(2)]
-    assert lines[4] == "Not shown in 80 columns: read, retries, expired. A wider terminal shows more."
+    assert [line.split()[:4] for line in lines[2:4]] == [[f"orders[{n}]", "0", "120", "7"] for n in range(2)]
+    assert lines[4] == "Not shown in 80 columns: read, expired. A wider terminal shows more."
     assert max(map(len, lines)) <= 80
 
 

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from deltalake import DeltaTable
@@ -14,6 +14,7 @@ from ackline.actions import void
 from ackline.errors import FatalError, LedgerError
 from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
 from ackline.ledger.turns import TurnKind
+from ackline.outputs.keep import check_open_skip
 from ackline.outputs.turn import publish_settled
 from ackline.pipeline.outputs import OutputsOfTurn
 from ackline.tables.output_table import OutputTable
@@ -198,7 +199,11 @@ def test_a_skip_of_one_of_two_records_in_flight_whose_rows_are_damaged_raises_wh
     lane.turn = lane.turn._replace(n=2)
     lane.store.rows[lane.turn] = rows = [OutcomeRow(0, 0, Outcome.SKIPPED, NOW)]
     of_before = SimpleNamespace(turn=lane.turn._replace(n=1), outputs=before)
-    with pytest.raises(LedgerError, match=r"staged rows .* gone or damaged .* `ackline void shop --reason"):
-        lane._settle(plan_of(lane.turn, TurnKind.SKIP), of_before, rows)
+    newest, skip = SimpleNamespace(**vars(of_before), partitions=lane.partitions()), plan_of(lane.turn, TurnKind.SKIP)
+    with pytest.raises(LedgerError, match=r"staged rows .* gone or damaged .* `ackline void shop --reason") as caught:
+        lane._settle(skip, of_before, rows)
+    with pytest.raises(LedgerError) as found:
+        check_open_skip(lane.adapters, skip, cast(Any, newest))
+    assert str(found.value) == str(caught.value), "status names it before a run stops at it"
     renewed = OutcomeRow(1, 1, Outcome.IN_FLIGHT, NOW, answer=AnswerKind.RENEW)
     assert turn_of(lane, [renewed], before=before).kept == OutputsOfTurn.decode(before).kept

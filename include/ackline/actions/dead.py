@@ -4,6 +4,7 @@ Only `dead_record` reads Kafka: the letter in the dead-letter topic. All else re
 """
 
 import codecs
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -114,12 +115,14 @@ def diff_object(found: LaneDiff, before: str, after: str, changed: Iterable[Chan
 
 
 class DeadClass(JsonObject):
-    """The dead records of one error class: how many, and when the first and the last of them was given up."""
+    """The dead records of one error class: how many, when the first and the last of them was given up, and how many in
+    which epoch."""
 
     error_class: str | None
     count: int
     first: Time
     last: Time
+    epochs: dict[str, int]
 
 
 class DeadObject(JsonObject):
@@ -139,20 +142,25 @@ def dead_classes(store: LedgerStore) -> list[DeadClass]:
     """
     newest = begun_lane(store)
     results = newest_results_of(store, newest)
-    dead: dict[tuple[TopicPartition, int], tuple[str | None, datetime]] = {}
+    dead: dict[tuple[TopicPartition, int], tuple[str | None, datetime, int]] = {}
     for epoch in range(newest.turn.epoch, -1, -1):
         for tp, offset, error_class, at in store.dead_rows(epoch, topic_ids_of([newest])):
             runs = results.get(tp, NO_RUNS)
             found = int(index_of_range(np.array([offset], dtype=np.int64), runs.ranges)[0])
             if found >= 0 and runs.results[int(runs.codes[found])].outcome == Outcome.DEAD:
-                dead.setdefault((tp, offset), (error_class, at))  # the newest epoch comes first
+                dead.setdefault((tp, offset), (error_class, at, epoch))  # the newest epoch comes first
     times: dict[str | None, list[datetime]] = {}
-    for error_class, at in dead.values():
+    epochs: dict[str | None, Counter[int]] = {}
+    for error_class, at, epoch in dead.values():
         times.setdefault(error_class, []).append(at)
+        epochs.setdefault(error_class, Counter())[epoch] += 1
     classes = [
-        DeadClass(error_class=error_class, count=len(of_class), first=min(of_class), last=max(of_class))
+        DeadClass(
+            error_class=error_class, count=len(of_class), first=min(of_class), last=max(of_class),
+            epochs={str(epoch): number for epoch, number in sorted(epochs[error_class].items(), reverse=True)},
+        )
         for error_class, of_class in times.items()
-    ]
+    ]  # fmt: skip
     return sorted(classes, key=lambda found: (-found.count, found.error_class or ""))
 
 

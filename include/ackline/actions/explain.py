@@ -10,8 +10,15 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from ackline.actions.objects import JsonObject, PartitionObject, Time
-from ackline.actions.standstill import StandsStill
-from ackline.actions.status import OpenTurn, PartitionStatus, open_turn_of, status_and_missing
+from ackline.actions.standstill import PAUSED_LANE, StandsStill
+from ackline.actions.status import (
+    OpenTurn,
+    PartitionStatus,
+    Unreachable,
+    UnreachableObject,
+    open_turn_of,
+    status_and_missing,
+)
 from ackline.errors import AcklineError, ConfigError, TransientError
 from ackline.lane.adapters import Adapters
 from ackline.ledger.explain import (
@@ -25,6 +32,7 @@ from ackline.ledger.explain import (
     story_json,
 )
 from ackline.ledger.offsets import LogBounds, TopicPartition
+from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
 from ackline.ledger.turns import Settlement
 from ackline.tables.history import evidence_of_offset
 
@@ -67,21 +75,28 @@ class PartitionExplanationObject(PartitionObject):
     held_by: HeldByObject | None
     retention: RetentionObject
     sentence: str
+    left_out = frozenset({"unreachable"})
     stands_still: StandsStill | None = None
+    unreachable: UnreachableObject | None = None
 
     @classmethod
-    def of(cls, found: PartitionExplanation, standing: StandsStill | None = None) -> "PartitionExplanationObject":
-        """Returns an explanation as an object, with what its lane stands still for."""
+    def of(
+        cls, found: PartitionExplanation, standing: StandsStill | None = None, unreachable: Unreachable | None = None
+    ) -> "PartitionExplanationObject":
+        """Returns an explanation as an object, with what its lane stands still for, and why its broker was not read."""
         values = {"floor": found.floor, "held_by": found.held_by, "retention": found.retention}
-        own = {**values, "sentence": found.sentence, "stands_still": standing}
+        away = UnreachableObject.of(unreachable)
+        own = {**values, "sentence": found.sentence, "stands_still": standing, "unreachable": away}
         return cls.model_validate({**found.tp._asdict(), **own})
 
 
 class ExplanationsObject(JsonObject):
     """What holds the floors of a pipeline."""
 
+    left_out = frozenset({"unreachable"})
     pipeline: str
     stands_still: StandsStill | None
+    unreachable: UnreachableObject | None = None
     partitions: tuple[PartitionExplanationObject, ...]
 
 
@@ -101,6 +116,7 @@ class EventObject(JsonObject):
 class OffsetExplanationObject(JsonObject):
     """What became of an offset."""
 
+    left_out = frozenset({"unreachable"})
     offset: int
     state: str
     attempts: int
@@ -108,17 +124,21 @@ class OffsetExplanationObject(JsonObject):
     events: tuple[EventObject, ...]
     sentence: str
     stands_still: StandsStill | None = None
+    unreachable: UnreachableObject | None = None
 
 
 def explain_partitions(
-    adapters: Adapters, only: TopicPartition | None = None, standing: StandsStill | None = None
+    adapters: Adapters,
+    only: TopicPartition | None = None,
+    standing: StandsStill | None = None,
+    reads_broker: bool = True,
 ) -> list[PartitionExplanation]:
     """Returns for each partition of the lane what holds its floor, those with the largest lag first. `standing` is what
-    the lane stands still for: then nothing is said of the next run.
+    the lane stands still for: then nothing is said of the next run. Without `reads_broker` it reads the tables alone.
 
     Raises ConfigError if the lane does not have the partition `only`.
     """
-    statuses, _ = status_and_missing(adapters)
+    statuses, _ = status_and_missing(adapters, reads_broker)
     wanted = [status for status in statuses if only in (None, TopicPartition(status.topic, status.partition))]
     if only is not None and not wanted:
         name = adapters.pipeline.name
@@ -126,8 +146,15 @@ def explain_partitions(
     return explanations_of(adapters, sorted(wanted, key=lambda status: -(status.lag or 0)), standing)
 
 
-def _next_run(standing: StandsStill | None) -> str:
-    return NEXT_RUN if standing is None else AFTER_REFUSAL
+def _next_run(adapters: Adapters, standing: StandsStill | None, why: str | None) -> str:
+    """Returns the words for the run that does what is due; `why` is why runs leave the partition alone, or None."""
+    if standing is not None and not standing.partial and standing.reason != PAUSED_LANE:
+        return AFTER_REFUSAL
+    if why == PAUSED:
+        return f"the first run after `ackline resume {adapters.pipeline.name}`"
+    if why == PARKED:
+        return "the first run that reads the partition again"
+    return "the first run that finds a leader" if why == NO_LEADER else NEXT_RUN
 
 
 def explanations_of(
@@ -142,8 +169,9 @@ def explanations_of(
         log_start, log_end = status.log_start, status.log_end
         expiry = expiries.get(tp)
         evidence = PartitionEvidence(
-            tp, status.floor, status.held_by, log_start, log_end, expiry, now, status.why, _next_run(standing)
-        )
+            tp, status.floor, status.held_by, log_start, log_end, expiry, now, status.why,
+            _next_run(adapters, standing, status.why), status.epoch,
+        )  # fmt: skip
         explanations.append(explain_partition(evidence))
     return explanations
 
@@ -170,17 +198,26 @@ def next_expiries(adapters: Adapters, statuses: Iterable[PartitionStatus]) -> di
 
 
 def explain_record(
-    adapters: Adapters, tp: TopicPartition, offset: int, standing: StandsStill | None = None
+    adapters: Adapters,
+    tp: TopicPartition,
+    offset: int,
+    standing: StandsStill | None = None,
+    reads_broker: bool = True,
 ) -> OffsetExplanation:
-    """Returns what became of an offset. Without an answer of the broker, the end of the log is left open.
+    """Returns what became of an offset. Without an answer of the broker, or `reads_broker`, the end of the log is left
+    open.
 
     Raises ConfigError if the lane has not begun.
     """
     newest = adapters.store.newest()
     if newest is None:
         raise ConfigError(f"{adapters.pipeline.name} has not run yet: the lane {adapters.store.lane} has no record")
-    evidence = evidence_of_offset(adapters.store, newest, tp, offset, _log_of(adapters, newest, tp))
-    return explain_offset(replace(evidence, next_run=_next_run(standing)), adapters.now())
+    log = _log_of(adapters, newest, tp) if reads_broker else None
+    evidence = evidence_of_offset(adapters.store, newest, tp, offset, log)
+    settled, why = newest.partitions.get(tp), None
+    if settled is not None and not settled.let_go:
+        why = PARKED if not adapters.is_subscribed(tp) else PAUSED if settled.paused else None
+    return explain_offset(replace(evidence, next_run=_next_run(adapters, standing, why)), adapters.now())
 
 
 def _log_of(adapters: Adapters, newest: Settlement, tp: TopicPartition) -> LogBounds | None:

@@ -21,6 +21,7 @@ from ackline.actions.report import (
     action_text,
     adoption_object,
     adoption_text,
+    done_text,
     dropped_object,
     dropped_text,
     unpublished_preview,
@@ -46,6 +47,8 @@ class Report:
 
     text: str
     body: JsonObject
+    brief: str | None = None
+    """What a person reads of a change that is done and was shown before; None for the whole text."""
 
 
 @dataclass(slots=True)
@@ -85,7 +88,8 @@ class _OnLane(OperatorAction):
         )
         action = PreparedAction(done.plan, done.before)
         body = action_object(action, dry_run=False, not_committed=done.not_committed)
-        return Report(_with_commit(action_text(action, done=True), done.not_committed), body)
+        texts = [_with_commit(text, done.not_committed) for text in (action_text(action, done=True), done_text(action))]
+        return Report(texts[0], body, texts[1])
 
     def _targets(self, adapters: Adapters, newest: Settlement) -> Targets:
         return choose_targets(adapters, self.request, newest)
@@ -132,8 +136,9 @@ class _AdoptLedger(OperatorAction):
 
     def perform(self, adapters: Adapters, as_shown: bool = False) -> Report:
         done = adopt_ledger(adapters, self.reason)
-        text = _with_commit(adoption_text(done, done=True), done.not_committed)
-        return Report(text, adoption_object(adapters, done, self.reason, dry_run=False))
+        brief = f"Done: the ledger of {adapters.pipeline.name} is adopted."
+        texts = [_with_commit(text, done.not_committed) for text in (adoption_text(done, done=True), brief)]
+        return Report(texts[0], adoption_object(adapters, done, self.reason, dry_run=False), texts[1])
 
 
 def _with_commit(text: str, not_committed: str | None) -> str:

@@ -14,6 +14,7 @@ from ackline.actions.actions import PreparedAction
 from ackline.actions.adopt_ledger import Adoption, OutstandingTokens
 from ackline.actions.objects import JsonObject, PartitionObject, RangeObject
 from ackline.actions.void import ClosedTurn, Consequence, DroppedOutputs, OpenTurn, UnpublishedTurn
+from ackline.errors import counted
 from ackline.lane.adapters import Adapters
 from ackline.lane.plans import MOVES
 from ackline.ledger.fold import PartitionState
@@ -149,7 +150,7 @@ def _change(
         same_topic = planned is None or planned.topic_id == settled.topic_id
         again = max(0, settled.state.complete_to - start) if same_topic else 0
         after = PartitionState(start)
-    if plan.kind in (TurnKind.PAUSE, TurnKind.RESUME):
+    if plan.kind in _PAUSES:
         paused = plan.kind is TurnKind.PAUSE
     due_now = count(planned.retries) if planned and plan.kind is TurnKind.RETRY else 0
     return PartitionChange(settled.state, after, (settled.paused, paused), skipped, again, due_now)
@@ -195,22 +196,40 @@ def action_text(action: PreparedAction, done: bool) -> str:
     """Returns what the action changes, or has changed if it is `done`: partition by partition, then the totals."""
     plan, changes = action.plan, changes_of(action.plan, action.before)
     lines = [f"{plan.turn}, a {plan.kind}" + (f" ({plan.reason})" if plan.reason else "") + ":"]
-    lines += [f"  {tp}: {_change_text(plan.kind, change)}" for tp, change in list(changes.items())[:SHOWN]]
-    if len(changes) > SHOWN:
-        lines.append(f"  and {len(changes) - SHOWN:,} more partitions; --json lists all")
-    sums = totals(changes)
-    if sums["skipped"]:
-        never = "are skipped: they are never handled" if done else "would never be handled"
-        lines.append(f"{sums['skipped']:,} records {never}.")
-    if sums["handled_again"]:
-        lines.append(f"{sums['handled_again']:,} records {'are' if done else 'would be'} handled again.")
-    if sums["due_now"]:
-        lines.append(f"{sums['due_now']:,} retries {'are' if done else 'would be'} due now.")
-    return "\n".join(lines)
+    # A pause or a resume of all partitions also holds those that stay as they are.
+    same = {tp for tp, change in changes.items() if plan.kind in _PAUSES and change.paused[0] == change.paused[1]}
+    changed = {tp: change for tp, change in changes.items() if tp not in same}
+    lines += [f"  {tp}: {_change_text(plan.kind, change)}" for tp, change in list(changed.items())[:SHOWN]]
+    if len(changed) > SHOWN:
+        lines.append(f"  and {counted(len(changed) - SHOWN, 'more partition')}; --json lists all")
+    if same:
+        state = "paused" if plan.kind is TurnKind.PAUSE else "read"
+        lines.append(f"  {counted(len(same), 'partition')} {'is' if len(same) == 1 else 'are'} {state} already")
+    return "\n".join([*lines, *totals_lines(changes, done)])
+
+
+def totals_lines(changes: Mapping[TopicPartition, PartitionChange], done: bool) -> list[str]:
+    """Returns a sentence for each sum of an action that is not 0."""
+    lines, sums = list[str](), totals(changes)
+    for name, noun, what in _SUMS:
+        if number := sums[name]:
+            verb = ("is" if number == 1 else "are") if done else "would be"
+            lines.append(f"{counted(number, noun)} {verb} {what}.")
+    return lines
+
+
+def done_text(action: PreparedAction) -> str:
+    """Returns that an action is done, with its sums, for a person who has seen its partitions before it was."""
+    return "\n".join([f"Done: {action.plan.turn}.", *totals_lines(changes_of(action.plan, action.before), done=True)])
+
+
+_PAUSES = (TurnKind.PAUSE, TurnKind.RESUME)
+_SUMS = (("skipped", "record", "skipped, and never handled"), ("handled_again", "record", "handled again"),
+         ("due_now", "retry", "due now"))  # fmt: skip
 
 
 def _change_text(kind: TurnKind, change: PartitionChange) -> str:
-    if kind in (TurnKind.PAUSE, TurnKind.RESUME):
+    if kind in _PAUSES:
         words = ["paused" if paused else "read" for paused in change.paused]
         return f"{words[0]} → {words[1]}"
     if kind is TurnKind.RETRY:
@@ -302,7 +321,8 @@ def void_preview(to_close: OpenTurn, pause: bool) -> str:
         if not planned.empty:
             retries = sum(len(run) for run in planned.retries)
             lines.append(
-                f"  {tp} [{planned.fresh.start}, {planned.fresh.end})" + (f", {retries} retries" * (retries > 0))
+                f"  {tp} [{planned.fresh.start}, {planned.fresh.end})"
+                + (f", {counted(retries, 'retry')}" * (retries > 0))
             )
     lines.append(_CONSEQUENCES[to_close.consequence])
     if to_close.has_outcomes and to_close.consequence is Consequence.VOID:
@@ -355,7 +375,7 @@ def dropped_object(dropped: UnpublishedTurn | DroppedOutputs, reason: str) -> Dr
 def unpublished_preview(to_drop: UnpublishedTurn) -> str:
     """Returns which tables lack the rows of a settled turn, and what becomes of them."""
     lines = [f"{to_drop.turn} is settled, and its rows are not in:"]
-    lines += [f"  {table}: at most {rows} rows" for table, rows in to_drop.rows.items()]
+    lines += [f"  {table}: at most {counted(rows, 'row')}" for table, rows in to_drop.rows.items()]
     lines.append(
         "Each output table of the turn is tried once more. The rows of these that can't be published then are lost: "
         "their records stay acked, and no later turn reads them."
@@ -366,7 +386,9 @@ def unpublished_preview(to_drop: UnpublishedTurn) -> str:
 def dropped_text(dropped: DroppedOutputs) -> str:
     """Returns what has become of a settled turn whose rows an operator has given up."""
     lines = [f"{dropped.turn} counts as published."]
-    lines += [f"  {table}: at most {rows} rows are lost: {dropped.lost[table]}" for table, rows in dropped.rows.items()]
+    for table, rows in dropped.rows.items():
+        lost = f"at most {counted(rows, 'row')} {'is' if rows == 1 else 'are'} lost"
+        lines.append(f"  {table}: {lost}: {dropped.lost[table]}")
     lines += [] if dropped.rows else ["Each table has its rows now; nothing is lost."]
     lines += [] if dropped.not_committed is None else [f"It is stored; {dropped.not_committed}"]
     return "\n".join(lines)

@@ -7,13 +7,13 @@ Airflow's metrics are made of them.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import IntEnum
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, PlainSerializer, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from ackline.actions.objects import JsonObject, Time, missing_keys
-from ackline.actions.standstill import PAUSED_LANE, StandsStill
+from ackline.actions.standstill import StandsStill
+from ackline.errors import AcklineError
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import claimed_floors
 from ackline.lane.log_checks import KafkaView, observe_kafka
@@ -32,7 +32,7 @@ from ackline.ledger.metrics import (
 )
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
-from ackline.ledger.turns import Plan, SettledPartition
+from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnId
 from ackline.steps.plan import preview_lane
 from ackline.tables.layout import holder_of
 from ackline.tables.lease import Holder
@@ -122,11 +122,14 @@ def status(adapters: Adapters) -> list[PartitionStatus]:
     return status_and_missing(adapters)[0]
 
 
-def status_and_missing(adapters: Adapters) -> tuple[list[PartitionStatus], tuple[str, ...]]:
-    """Returns the status of every partition, and what the file names and the broker does not have."""
+def status_and_missing(adapters: Adapters, reads_broker: bool = True) -> tuple[list[PartitionStatus], tuple[str, ...]]:
+    """Returns the status of every partition, and what the file names and the broker does not have.
+
+    Without `reads_broker` it is what the tables hold: nothing of the logs and of the group is known.
+    """
     newest = adapters.store.newest()
-    view = observe_kafka(adapters, newest)
-    lane = preview_lane(adapters, newest, view)
+    view = observe_kafka(adapters, newest) if reads_broker else _unobserved(newest)
+    lane = preview_lane(adapters, newest, view) if reads_broker else dict(newest.partitions if newest else {})
     # The group is committed to what a claim has set while its turn is under way.
     plan = adapters.store.open_plan(newest) if newest and adapters.pipeline.guarantee == "at_most_once" else None
     floors = {tp: settled.state.floor for tp, settled in lane.items()} | (
@@ -165,7 +168,7 @@ def status_and_missing(adapters: Adapters) -> tuple[list[PartitionStatus], tuple
                 fetches=int(metrics[FETCHES]) if FETCHES in metrics else None,
                 fetch_seconds_mean=metrics.get(FETCH_MEAN),
                 fetch_seconds_max=metrics.get(FETCH_MAX),
-                why=_why(adapters, tp, settled, view),
+                why=_why(adapters, tp, settled, view, reads_broker),
                 unsettled_since=times.get(tp),
                 held_by=held_by(settled.state) if floors[tp] == settled.state.floor else None,
             )
@@ -173,22 +176,70 @@ def status_and_missing(adapters: Adapters) -> tuple[list[PartitionStatus], tuple
     return partitions, view.missing
 
 
-def _why(adapters: Adapters, tp: TopicPartition, settled: SettledPartition, view: KafkaView) -> str | None:
+def _unobserved(newest: Settlement | None) -> KafkaView:
+    """Returns a view of the lane's topics of which nothing is known but their ids."""
+    lane = newest.partitions if newest else {}
+    return KafkaView({tp.topic: row.known_topic_id for tp, row in lane.items()}, dict.fromkeys(lane), {}, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """Why the broker of a lane was not read, and the turn whose state is shown instead; None if no turn is stored."""
+
+    error: AcklineError
+    turn: TurnId | None
+    settled_at: datetime | None
+
+    @classmethod
+    def of(cls, adapters: Adapters, error: AcklineError) -> "Unreachable":
+        """Returns it with the newest turn of the lane. Raises what reading the tables raises."""
+        newest = adapters.store.newest()
+        return cls(error, newest.turn if newest else None, newest.settled_at if newest else None)
+
+    @property
+    def text(self) -> str:
+        """What a person reads before the state: what is shown, and what is missing."""
+        error = f"{str(self.error).rstrip('.')}."
+        error = error[0].upper() + error[1:]
+        if self.turn is None or self.settled_at is None:
+            return f"{error} The lane has not run yet, so no state of it is stored."
+        return (
+            f"{error} What is shown is the state that turn {self.turn.n} of epoch {self.turn.epoch} has stored at "
+            f"{self.settled_at:%Y-%m-%d %H:%M:%S} UTC. The logs, the group's commits and the lag are not known."
+        )
+
+
+class UnreachableObject(JsonObject):
+    """Why the broker of a lane was not read, and since when the state is stored that is shown instead."""
+
+    error: str
+    stored_at: Time | None
+
+    @classmethod
+    def of(cls, found: Unreachable | None) -> "UnreachableObject | None":
+        """Returns it as an object."""
+        return None if found is None else cls(error=str(found.error), stored_at=found.settled_at)
+
+
+def _why(
+    adapters: Adapters, tp: TopicPartition, settled: SettledPartition, view: KafkaView, reads_broker: bool
+) -> str | None:
     """Returns why every plan would leave the partition alone, or stop at it; None if there is no such reason."""
     if not adapters.is_subscribed(tp):
         return PARKED
     if settled.let_go:
         return LET_GO
-    if tp not in view.bounds:
-        return MISSING
-    if view.topic_ids[tp.topic] != settled.topic_id:
-        return CREATED_AGAIN
-    log = view.bounds[tp]
-    if log is not None and log.end < settled.state.complete_to:
-        return TRUNCATED
+    log = view.bounds.get(tp)
+    if reads_broker:
+        if tp not in view.bounds:
+            return MISSING
+        if view.topic_ids[tp.topic] != settled.topic_id:
+            return CREATED_AGAIN
+        if log is not None and log.end < settled.state.complete_to:
+            return TRUNCATED
     if settled.paused:
         return PAUSED
-    return None if log else NO_LEADER
+    return None if log or not reads_broker else NO_LEADER
 
 
 def status_by_topic(partitions: Iterable[PartitionStatus]) -> list[TopicStatus]:
@@ -277,9 +328,10 @@ class OpenTurnObject(JsonObject):
 class StatusObject(JsonObject):
     """The status of a lane. Only a pipeline with steps or outputs has steps."""
 
-    left_out = frozenset({"steps", "complete_latency_ms"})
+    left_out = frozenset({"steps", "complete_latency_ms", "unreachable"})
     pipeline: str
     stands_still: StandsStill | None = None
+    unreachable: UnreachableObject | None = None
     partitions: tuple[PartitionStatus, ...]
     topics: tuple[TopicStatus, ...]
     missing_topics: tuple[str, ...]
@@ -296,106 +348,16 @@ def status_object(
     steps: StepFigures | None,
     open_turn: OpenTurn | None,
     standing: StandsStill | None = None,
+    unreachable: Unreachable | None = None,
 ) -> StatusObject:
     """Returns the status of a lane, or of the chosen partitions of it, as an object."""
     return StatusObject(
         pipeline=pipeline,
         stands_still=standing,
+        unreachable=UnreachableObject.of(unreachable),
         partitions=tuple(partitions),
         topics=tuple(status_by_topic(partitions)),
         **missing_keys(missing),
         **(steps_json(steps) if steps else {}),
         open_turn=OpenTurnObject.of(open_turn) if open_turn else None,
     )
-
-
-class Health(IntEnum):
-    """How a pipeline is, the worst first."""
-
-    UNREADABLE = 0
-    """Its file, its tables or its broker can't be read."""
-    STOPPED = 1
-    """Runs stop at a partition: its topic is missing, was created again, or its log is shorter than what was read."""
-    LOSING = 2
-    """Retention has taken records that are not settled."""
-    UNDELIVERED = 3
-    """Dead letters are not acknowledged."""
-    WAITING = 4
-    """Records wait for their retry, or for an answer."""
-    BEHIND = 5
-    """Records are not read yet."""
-    PAUSED = 6
-    """Partitions are paused, parked or without a leader, and nothing else is left."""
-    OK = 7
-
-
-class PipelineStatus(JsonObject):
-    """One pipeline. `lag` is the sum, `lag_seconds` the highest of its partitions; `problem` names why it is not ok."""
-
-    pipeline: str
-    health: Annotated[Health, PlainSerializer(lambda health: health.name.lower())]
-    partitions: int = 0
-    lag: int | None = None
-    lag_seconds: float | None = None
-    pending: int = 0
-    dead: int = 0
-    next_due: Time | None = None
-    problem: str | None = None
-
-
-class OverviewObject(JsonObject):
-    """The status of every pipeline, the worst first."""
-
-    pipelines: tuple[PipelineStatus, ...]
-
-
-def summary_of(
-    pipeline: str,
-    partitions: Sequence[PartitionStatus],
-    missing: Sequence[str],
-    standing: StandsStill | None = None,
-) -> PipelineStatus:
-    """Returns the state of a pipeline, from that of its partitions; `missing` are topics that do not exist, `standing`
-    is what the lane stands still for."""
-    health, problem = _health(partitions, missing)
-    if standing is not None and standing.reason != PAUSED_LANE and health > Health.STOPPED:
-        health, problem = Health.STOPPED, standing.sentence
-    lags = [status.lag for status in partitions if status.lag is not None]
-    return PipelineStatus(
-        pipeline=pipeline,
-        health=health,
-        partitions=len(partitions),
-        lag=sum(lags) if lags else None,
-        lag_seconds=max((age for status in partitions if (age := status.lag_seconds) is not None), default=None),
-        pending=sum(sum(status.pending.values()) for status in partitions),
-        dead=sum(status.totals["dead"] for status in partitions),
-        next_due=min((status.next_due for status in partitions if status.next_due), default=None),
-        problem=problem,
-    )
-
-
-def _health(partitions: Sequence[PartitionStatus], missing: Sequence[str]) -> tuple[Health, str | None]:
-    by_health: dict[Health, PartitionStatus] = {}
-    for status in partitions:
-        by_health.setdefault(_health_of(status), status)
-    if missing:
-        return Health.STOPPED, f"{missing[0]} does not exist"
-    if not partitions:
-        return Health.BEHIND, "has not run yet"
-    worst = min(by_health)
-    status = by_health[worst]
-    return worst, f"{status.topic}[{status.partition}]: {status.why}" if status.why else None
-
-
-def _health_of(status: PartitionStatus) -> Health:
-    if status.why in (MISSING, CREATED_AGAIN, TRUNCATED):
-        return Health.STOPPED
-    if status.log_start is not None and status.lag and status.floor < status.log_start:
-        return Health.LOSING
-    if status.pending[PendingKind.DEAD_LETTER]:
-        return Health.UNDELIVERED
-    if sum(status.pending.values()):
-        return Health.WAITING
-    if status.why:
-        return Health.PAUSED
-    return Health.BEHIND if status.lag else Health.OK

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, did_you_mean
 from ackline.lane.adapters import Adapters
 from ackline.ledger.account import Chosen, chosen_of
 from ackline.ledger.offsets import (
@@ -45,7 +45,8 @@ def asked_ranges(
         partitions = [tp for tp in logs if argument.includes(tp)]
         if not partitions:
             where = argument.topic if argument.partition is None else f"{argument.topic}[{argument.partition}]"
-            raise ConfigError(f"range {where}: the pipeline reads no such partition", key="RANGE")
+            near = did_you_mean(argument.topic, {tp.topic for tp in logs})
+            raise ConfigError(f"range {where}: the pipeline reads no such partition{near}", key="RANGE")
         for tp in partitions:
             asked.setdefault(tp, []).append(_in_log(tp, argument.offsets, logs[tp]))
     if not wanted:
@@ -88,14 +89,14 @@ def narrowed_by_time(
     return {tp: ranges for tp, ranges in narrowed.items() if ranges}
 
 
-def newest_outcomes(epochs: Iterable[tuple[Ranges, Ranges]]) -> Ranges:
-    """Returns the offsets whose terminal outcome in their newest epoch is wanted.
+def newest_outcomes(epochs: Iterable[tuple[Ranges, Ranges]]) -> list[Ranges]:
+    """Returns for each epoch the offsets whose newest terminal outcome is of that epoch, and is wanted.
 
     `epochs` holds, from the newest epoch to the oldest, the offsets with a wanted outcome and those with any.
     """
-    chosen, covered = NO_RANGES, NO_RANGES
+    chosen, covered = list[Ranges](), NO_RANGES
     for wanted, every in epochs:
-        chosen = union(chosen, subtract(wanted, covered)[:2])
+        chosen.append(subtract(wanted, covered)[:2])
         covered = union(covered, every)
     return chosen
 
@@ -131,6 +132,8 @@ class Choice:
     gone: Sequence[GoneRange]
     open_ends: Mapping[TopicPartition, int]
     acked_before: Callable[[], int]
+    of_epochs: Mapping[int, int]
+    """How many of the offsets are chosen by an outcome of which epoch, the newest first; empty without outcomes."""
 
     @property
     def offsets(self) -> int:
@@ -148,13 +151,14 @@ def choose_offsets(adapters: Adapters, arguments: BackfillArguments) -> Choice:
     ends = adapters.cluster.offsets_at(logs, until) if until is not None else None
     open_ends = {tp: logs[tp].end for tp, offset in (ends or {}).items() if offset is None}
     older: RangesByPartition = {}
+    by_epoch: dict[int, RangesByPartition] = {}
     if arguments.by_outcome:
         # An offset that retention took has a row all the same. It is chosen, and becomes `expired`, unless a time
         # excludes it: the time of a record that is gone is unknown.
         bounds = logs if since is not None else {tp: LogBounds(0, log.end) for tp, log in logs.items()}
         open_bounds = {tp: bound._replace(end=LAST) for tp, bound in bounds.items()} if ends is None else bounds
         asked = narrowed_by_time(asked_ranges(ranges, open_bounds), open_bounds, firsts, ends)
-        matching, older = _by_outcome(adapters, arguments, topic_ids, asked)
+        matching, older, by_epoch = _by_outcome(adapters, arguments, topic_ids, asked)
         partitions = {tp: Chosen((), tuple(clipped(runs, 0, logs[tp].end))) for tp, runs in matching.items()}
     else:
         asked = asked_ranges(ranges, logs)
@@ -166,7 +170,15 @@ def choose_offsets(adapters: Adapters, arguments: BackfillArguments) -> Choice:
     gone = list(_gone(matching, older, logs))
     open_ends = {tp: end for tp, end in open_ends.items() if tp in chosen}
     acked_before = cache(partial(_acked_before, adapters, chosen, topic_ids))
-    return Choice(chosen, topic_ids, logs, gone, open_ends, acked_before)
+    of_epochs = {epoch: _count_in(chosen, ranges) for epoch, ranges in by_epoch.items()}
+    of_epochs = {epoch: number for epoch, number in of_epochs.items() if number}
+    return Choice(chosen, topic_ids, logs, gone, open_ends, acked_before, of_epochs)
+
+
+def _count_in(chosen: Mapping[TopicPartition, Chosen], ranges: RangesByPartition) -> int:
+    """Returns how many of the offsets are chosen."""
+    common = (intersect(arrays_of(chosen[tp].every), of_tp) for tp, of_tp in ranges.items() if tp in chosen)
+    return sum(int((ends - starts).sum()) for starts, ends, _ in common)
 
 
 def _readable_logs(adapters: Adapters) -> tuple[dict[str, str], dict[TopicPartition, LogBounds]]:
@@ -188,8 +200,9 @@ def _by_outcome(
     arguments: BackfillArguments,
     topic_ids: Mapping[str, str],
     asked: Mapping[TopicPartition, Sequence[OffsetRange]],
-) -> tuple[dict[TopicPartition, Sequence[OffsetRange]], RangesByPartition]:
-    """Returns the asked offsets with a wanted outcome, and those of older topics, by partition.
+) -> tuple[dict[TopicPartition, Sequence[OffsetRange]], RangesByPartition, dict[int, RangesByPartition]]:
+    """Returns the asked offsets with a wanted outcome, and those of older topics, by partition; and the first ones by
+    the epoch of that outcome, the newest epoch first.
 
     Raises ConfigError if the lane of `--of` has not begun.
     """
@@ -198,23 +211,24 @@ def _by_outcome(
     if newest is None:
         raise ConfigError(f"--of {arguments.of}: {adapters.pipeline.name} has no such lane yet", key="--of")
     wanted = OutcomeFilter(arguments.outcome, arguments.error_class, arguments.run)
-    epochs: dict[TopicPartition, list[tuple[Ranges, Ranges]]] = {}
+    epochs: dict[TopicPartition, dict[int, tuple[Ranges, Ranges]]] = {}
     older: RangesByPartition = {}
     for epoch in range(newest.turn.epoch, -1, -1):
         matching, in_older = store.terminal_offsets(epoch, topic_ids, wanted)
         # What any outcome covers matters only to older epochs: the first epoch has none.
         every = store.terminal_offsets(epoch, topic_ids, None)[0] if epoch else {}
         for tp in {*matching, *every}:
-            epochs.setdefault(tp, []).append((matching.get(tp, NO_RANGES), every.get(tp, NO_RANGES)))
+            epochs.setdefault(tp, {})[epoch] = matching.get(tp, NO_RANGES), every.get(tp, NO_RANGES)
         for tp in in_older.keys() & asked.keys():
             of_asked = intersect(in_older[tp], arrays_of(asked[tp]))[:2]
             older = {**older, tp: union(older.get(tp, NO_RANGES), of_asked)}
-    chosen = {
-        tp: ranges_of(intersect(newest_outcomes(of_tp), arrays_of(asked[tp]))[:2])
-        for tp, of_tp in epochs.items()
-        if tp in asked
-    }
-    return {tp: runs for tp, runs in chosen.items() if runs}, older
+    by_epoch: dict[int, RangesByPartition] = {epoch: {} for epoch in range(newest.turn.epoch, -1, -1)}
+    for tp, of_tp in epochs.items():
+        for epoch, ranges in zip(of_tp, newest_outcomes(of_tp.values()), strict=True) if tp in asked else ():
+            by_epoch[epoch][tp] = intersect(ranges, arrays_of(asked[tp]))[:2]
+    every_tp = {tp: union(*(of[tp] for of in by_epoch.values() if tp in of)) for tp in epochs if tp in asked}
+    chosen = {tp: ranges_of(ranges) for tp, ranges in every_tp.items()}
+    return {tp: runs for tp, runs in chosen.items() if runs}, older, by_epoch
 
 
 def _gone(
@@ -243,5 +257,4 @@ def _acked_before(adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], t
                 continue
             for tp, ranges in store.terminal_offsets(epoch, topic_ids, OutcomeFilter(Outcome.ACKED.value))[0].items():
                 acked.setdefault(tp, []).append(ranges)
-    common = (intersect(arrays_of(chosen[tp].every), union(*ranges)) for tp, ranges in acked.items() if tp in chosen)
-    return sum(int((ends - starts).sum()) for starts, ends, _ in common)
+    return _count_in(chosen, {tp: union(*ranges) for tp, ranges in acked.items()})

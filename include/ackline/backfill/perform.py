@@ -13,7 +13,7 @@ from ackline.actions.objects import JsonObject, PartitionObject, RangeObject, Ti
 from ackline.backfill.choose import Choice, choose_offsets
 from ackline.backfill.form import BackfillRequest
 from ackline.backfill.run import Backfill, account_of_choice, begin, check_epoch_before_is_settled, find_backfill
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, counted
 from ackline.lane.adapters import Adapters
 from ackline.ledger.account import UNREAD, Account
 from ackline.ledger.offsets import OffsetRange, TopicPartition, count
@@ -61,11 +61,14 @@ class OpenEndObject(PartitionObject):
 class PreparedObject(AccountObject):
     """A lane before anything of it is read, and what its choice has found; nothing for a lane that has begun."""
 
+    left_out = frozenset({"of_epochs"})
     dry_run: bool
     gone: tuple[GoneObject, ...] = ()
     open_end: tuple[OpenEndObject, ...] = ()
     acked_before: int | None = None
     """How many of the offsets an earlier backfill has acked."""
+    of_epochs: dict[str, int] | None = None
+    """How many of the offsets were chosen by an outcome of which epoch; None if they were not chosen by outcome."""
 
 
 class BackfillObject(AccountObject):
@@ -113,6 +116,7 @@ def prepared_object(lane: str, epoch: int, account: Account, choice: Choice | No
         gone=tuple(GoneObject(**_range(each.tp, each.offsets), why=each.why) for each in gone),
         open_end=tuple(OpenEndObject(topic=tp.topic, partition=tp.partition, end=end) for tp, end in ends),
         acked_before=choice.acked_before(),
+        of_epochs={str(epoch): number for epoch, number in choice.of_epochs.items()} or None,
     )
 
 
@@ -132,15 +136,17 @@ def choice_text(name: str, backfill_id: str, choice: Choice, confirm_above: int)
     """Returns what a new backfill would do, for a person."""
     if not choice.partitions:
         return "\n".join([f"Nothing matches: backfill {backfill_id} of {name} would read no offset.", *_gone(choice)])
-    partitions = len(choice.partitions)
-    where = f"{partitions:,} partition{'s' * (partitions != 1)}"
-    lines = [f"Backfill {backfill_id} of {name} would read {choice.offsets:,} offsets of {where} again:"]
+    what = f"{counted(choice.offsets, 'offset')} of {counted(len(choice.partitions), 'partition')}"
+    lines = [f"Backfill {backfill_id} of {name} would read {what} again:"]
     lines += _ranges({tp: chosen.every for tp, chosen in choice.partitions.items()})
+    if choice.of_epochs and (len(choice.of_epochs) > 1 or max(choice.of_epochs)):
+        numbers = ", ".join(f"{number:,} by that of epoch {epoch}" for epoch, number in choice.of_epochs.items())
+        lines.append(f"Chosen by the newest outcome that each offset has: {numbers}.")
     for tp, end in sorted(choice.open_ends.items()):
         lines.append(f"{tp} has no record at or after --to yet: it is read up to its log end, {end}.")
     lines += _gone(choice)
     if acked := choice.acked_before():
-        lines.append(f"{acked:,} of them were acked by an earlier backfill.")
+        lines.append(f"{acked:,} of them {'was' if acked == 1 else 'were'} acked by an earlier backfill.")
     if choice.offsets > confirm_above:
         lines.append(f"This is more than `backfill.confirm_above` ({confirm_above:,}).")
     return "\n".join(lines)
@@ -151,7 +157,7 @@ def _gone(choice: Choice) -> list[str]:
     for gone in choice.gone:
         by_reason.setdefault(f"{gone.tp}, {gone.why}", []).append(gone.offsets)
     return [
-        f"{count(ranges):,} offsets can't be read any more ({reason}): {_joined(ranges)}."
+        f"{counted(count(ranges), 'offset')} can't be read any more ({reason}): {_joined(ranges)}."
         for reason, ranges in sorted(by_reason.items())
     ]
 
@@ -170,11 +176,11 @@ def _ranges(asked: Mapping[TopicPartition, Iterable[OffsetRange]]) -> list[str]:
 def account_text(name: str, lane: str, account: Account, now: datetime) -> str:
     """Returns the account of a lane for a person, and when to come back if it is not settled."""
     outcomes = [f"{number:,} {word}" for word, number in sorted(account.outcomes.items())]
-    gaps = [f"{account.gaps:,} gaps"] if account.gaps else []
+    gaps = [counted(account.gaps, "gap")] if account.gaps else []
     words = {UNREAD: "unread", "retry": "waiting for a retry", "dead_letter": "waiting for a dead letter"}
     pending = [f"{number:,} {words.get(kind, kind)}" for kind, number in account.pending.items() if number]
     what = ", ".join([*outcomes, *gaps, *pending]) or "nothing"
-    text = f"Backfill {id_of(lane)} of {name}: {account.offsets:,} offsets asked = {what}."
+    text = f"Backfill {id_of(lane)} of {name}: {counted(account.offsets, 'offset')} asked = {what}."
     if account.settled:
         return f"{text} It is settled."
     due = account.next_due

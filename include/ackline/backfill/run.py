@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ackline.actions.standstill import StandsStill, what_stands_still
 from ackline.actions.void import void_open_turn
 from ackline.backfill.choose import Choice
 from ackline.errors import ConfigError, FatalError, LedgerError
@@ -31,7 +32,7 @@ from ackline.ledger.planning import PartitionView
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind, is_backfill
 from ackline.outputs.turn import publish_settled, remove_staged
 from ackline.pipeline.arguments import BackfillArguments, id_of
-from ackline.steps.plan import Planned, check_dead_letter_topic, take_turn
+from ackline.steps.plan import Planned, check_dead_letter_topic, preview, take_turn
 from ackline.steps.run import OnPlan, RunResult, settle_and_commit, take_turns
 from ackline.steps.run_plan import limits_of, new_run_plan
 from ackline.steps.settle import settle_turn
@@ -79,12 +80,29 @@ def can_take_turn(adapters: Adapters) -> bool:
     return newest is not None and _next_plan(adapters, newest, None, True, "") is not None
 
 
+def standstill_of(adapters: Adapters, reads_broker: bool = True) -> StandsStill | None:
+    """Returns what a lane stands still for, as `what_stands_still` does: the live one, or that of a backfill."""
+    check = preview if adapters.commits else _check_next_plan
+    return what_stands_still(adapters, check, reads_broker)
+
+
+def _check_next_plan(adapters: Adapters) -> None:
+    """Raises what stops each run of the lane before it has a plan to replay."""
+    newest, open_plan = adapters.newest_and_open_plan()
+    if newest is not None and open_plan is None:
+        _next_plan(adapters, newest, None, True, "")
+    elif newest is not None:  # its settings are those of its plan, and its log is checked as it is read
+        chosen = lane_ranges(adapters, newest.turn.epoch)
+        check_dead_letter_topic(adapters)
+        _logs(adapters, _unfinished(newest, chosen), chosen)
+
+
 def _next_plan(
     adapters: Adapters, newest: Settlement, max_records: int | None, resend: bool, reason: str
 ) -> Plan | None:
     """Returns the plan after `newest`; None if it would do nothing."""
     chosen = lane_ranges(adapters, newest.turn.epoch)
-    unfinished = {tp: settled for tp, settled in newest.partitions.items() if _is_unfinished(tp, settled, chosen)}
+    unfinished = _unfinished(newest, chosen)
     if not unfinished:
         return None
     check_dead_letter_topic(adapters)
@@ -128,9 +146,14 @@ def _has_answers(adapters: Adapters, newest: Settlement) -> bool:
     return not hidden and any(state.pending.overdue_at(adapters.now()) for state in states)
 
 
-def _is_unfinished(tp: TopicPartition, settled: SettledPartition, chosen: LaneRanges) -> bool:
-    ranges = chosen_in(chosen, tp)
-    return bool(settled.state.pending) or bool(ranges and ranges[-1].end > settled.state.complete_to)
+def _unfinished(newest: Settlement, chosen: LaneRanges) -> dict[TopicPartition, SettledPartition]:
+    """Returns the partitions of which something that was chosen is not settled."""
+
+    def is_unfinished(tp: TopicPartition, settled: SettledPartition) -> bool:
+        ranges = chosen_in(chosen, tp)
+        return bool(settled.state.pending) or bool(ranges and ranges[-1].end > settled.state.complete_to)
+
+    return {tp: settled for tp, settled in newest.partitions.items() if is_unfinished(tp, settled)}
 
 
 def has_dead_letters(settled: SettledPartition) -> bool:

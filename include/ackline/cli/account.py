@@ -7,7 +7,7 @@ without a call of this run.
 
 from itertools import chain
 
-from ackline.errors import AcklineError
+from ackline.errors import AcklineError, counted
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import Settlement, TurnKind
 from ackline.steps.run import RunResult
@@ -20,15 +20,10 @@ SHOWN_CLASSES = 3
 """Of how many classes of errors a run shows a message."""
 
 
-def number_of(number: int, noun: str) -> str:
-    """Returns a number with its noun: `1 record`, `1,312 records`."""
-    return f"{number:,} {noun}" + "s" * (number != 1)
-
-
 def account_lines(ran: RunResult, newest: Settlement | None) -> list[str]:
     """Returns what a run has handled and settled; `newest` is the lane after it."""
     settled = {word: ran.outcomes[word] for word in Outcome if word.terminal and ran.outcomes[word]}
-    line = f"Settled: {number_of(sum(settled.values()), 'offset')}"
+    line = f"Settled: {counted(sum(settled.values()), 'offset')}"
     line += f" ({_counts(settled)})" if settled else ""
     pending = _pending(newest)
     line += f"; {pending:,} {'is' if pending == 1 else 'are'} pending" if pending else "; nothing is pending"
@@ -37,7 +32,7 @@ def account_lines(ran: RunResult, newest: Settlement | None) -> list[str]:
 
 def _handled(ran: RunResult) -> str:
     """Returns the handler calls of this run by their outcome, as far as its turns tell of each call what it gave."""
-    calls = number_of(ran.calls, "handler call")
+    calls = counted(ran.calls, "handler call")
     tried = {word: ran.outcomes[word] for word in _BY_CALLS if ran.outcomes[word]}
     others, skipped = sum(tried.values()), ran.outcomes[Outcome.SKIPPED]
     by_handler = ran.calls - others

@@ -50,13 +50,14 @@ def _command(action: Action) -> Callable[..., None]:
         # Without the handler: one that does not import may be why an operator acts.
         with opened(name, now, lane=values.get(LANE.name) or LANE.empty, handler=False) as adapters:
             shown = requested.preview(adapters)
-            show_preview(shown.text, yes, dry_run, as_json)
+            if dry_run or not yes:  # what is done without a question is shown once it is done
+                show_preview(shown.text, yes, dry_run, as_json)
             if not is_confirmed(requested.question, yes, dry_run):
                 formats.print_result(shown.body, "Nothing was changed.", as_json)
                 return
             # A user at a terminal confirms what was shown, and no other turn; with --yes it may be a later turn.
             done = requested.perform(adapters, as_shown=not yes)
-        formats.print_result(done.body, done.text, as_json)
+        formats.print_result(done.body, done.text if yes else done.brief or done.text, as_json)
 
     return command
 

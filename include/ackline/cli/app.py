@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -36,6 +36,7 @@ from ackline.cli.options import (
     opened,
     request_of,
     set_verbosity,
+    start_spark,
     with_fields,
 )
 from ackline.lane.adapters import Adapters
@@ -45,9 +46,6 @@ from ackline.local.connection import uses_dev_broker
 from ackline.pipeline.form import RUN_FIELDS
 from ackline.pipeline.pipeline import Pipeline
 from ackline.spark.master import master_of_environment
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 app = typer.Typer(
     name="ackline",
@@ -129,16 +127,6 @@ def _warn_once(adapters: Adapters) -> Callable[[Plan, bool], None]:
     return warn
 
 
-def _start_spark(adapters: Adapters) -> "SparkSession":
-    notice("starting Spark …")  # before the import of pyspark, which takes a second itself
-    from ackline.spark.session import open_session
-
-    # py4j logs the traceback of each request that Ctrl-C ends early, and raises the error as well.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    logging.getLogger().addFilter(lambda record: not str(record.msg).endswith("while sending command."))
-    return open_session(f"ackline-{adapters.pipeline.name}", adapters.pipeline.spark)
-
-
 def run(
     values: Mapping[str, Any],
     name: Name,
@@ -172,7 +160,7 @@ def run(
         adapters = replace(adapters, request=request_of(adapters, values))
         if take_over and adapters.lease is not None:
             adapters = replace(adapters, lease=replace(adapters.lease, when_held=WhenHeld.TAKE_OVER))
-        ran = runs.run(adapters, lambda: _start_spark(adapters), _warn_once(adapters), on_progress)
+        ran = runs.run(adapters, lambda: start_spark(adapters, on_progress), _warn_once(adapters), on_progress)
         store = adapters.store
     if as_json:
         formats.print_json(run_object(ran, store).dump())

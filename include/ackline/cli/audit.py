@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from itertools import islice
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 import typer
@@ -28,11 +28,14 @@ from ackline.cli.options import (
     pipeline_named,
     range_of,
 )
-from ackline.errors import ConfigError
+from ackline.errors import AcklineError, ConfigError, did_you_mean
 from ackline.ledger.outcomes import Outcome
 from ackline.local.connection import connection_of
 from ackline.pipeline.arguments import LAST
 from ackline.pipeline.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from ackline.tables.queries import AuditFilter
 
 SHOWN = 50
 """Rows that are printed as a table without --limit."""
@@ -129,7 +132,7 @@ def audit(
         fields = [OUTCOMES.field(name).remove_metadata() for name in COLUMNS]
         printed = write_rows(pages, pa.schema([*fields, pa.field("effective", pa.bool_())]), as_json, parquet)
     if not printed:
-        _explain_no_rows(name)
+        _explain_no_rows(name, criteria, as_table)
 
 
 def _key_hash(pipeline: Pipeline, key: str | None, key_hex: str | None) -> str | None:
@@ -177,23 +180,65 @@ def _print_table(rows: list[dict[str, Any]], limit: int | None) -> int:
     columns = [*(["lane"] if {row["lane"] for row in rows} - {LIVE} else []), *_COLUMNS]
     out = tables.console()
     cut = len(rows) if limit is not None else SHOWN
-    tables.print_table(out, None, columns, (displayed_values(row, columns) for row in rows[:cut]), _FIRST)
-    if not rows:
-        out.print("No rows.")
+    if rows:
+        tables.print_table(out, None, columns, (displayed_values(row, columns) for row in rows[:cut]), _FIRST)
     if len(rows) > cut:
         out.print("… and more. --limit N, --json, --csv or --parquet FILE shows them all.")
     return len(rows)
 
 
-def _explain_no_rows(name: str) -> None:
+_NAMED = 5
+"""How many partitions or error classes an explanation names."""
+
+
+def _explain_no_rows(name: str, criteria: "AuditFilter", as_table: bool) -> None:
+    """Prints that no row was found, and why as far as the tables show it: on standard error beside rows for a
+    program."""
+    try:
+        reasons = list(_why_no_rows(name, criteria))
+    except AcklineError:  # the rows could be read, and an explanation is no reason to fail
+        reasons = []
+    text = f"no rows{': ' if reasons else ''}{'; '.join(reasons)}"
+    text += "" if text.endswith("?") else "."
+    if as_table:
+        tables.print_lines(tables.console(), [text[0].upper() + text[1:]])
+    elif reasons:
+        print(f"ackline: {text}", file=sys.stderr)
+
+
+def _why_no_rows(name: str, criteria: "AuditFilter") -> Iterator[str]:
     from ackline.lane.turn_metrics import outcome_rows_are_off
     from ackline.ledger.turns import LIVE
     from ackline.pipeline.folder import audit_root
+    from ackline.tables.sql import sql_result
     from ackline.tables.store import LedgerStore
 
-    if outcome_rows_are_off(LedgerStore(audit_root(), name, LIVE)):
-        text = "the newest turn stored no rows (`record_outcomes: false`); its counts are in `ackline status`"
-        print(f"ackline: {text}", file=sys.stderr)
+    store = LedgerStore(audit_root(), name, criteria.lane or LIVE)
+    newest = store.newest()
+    if newest is None:
+        yield f"the lane {store.lane} of {name} has not run yet"
+        return
+    if outcome_rows_are_off(store):
+        yield "the newest turn stored no rows (`record_outcomes: false`); its counts are in `ackline status`"
+    chosen = {tp: row.state.complete_to for tp, row in newest.partitions.items() if criteria.choice.includes(tp)}
+    if not chosen:
+        topics = {tp.topic for tp in newest.partitions}
+        near = "".join(did_you_mean(topic, topics) for topic in criteria.choice.topics if topic not in topics)
+        yield f"the lane {store.lane} has no such partition{near}"
+    elif criteria.offsets is not None and all(criteria.offsets.start >= end for end in chosen.values()):
+        first = sorted(chosen.items())[:_NAMED]
+        read = ", ".join(f"{tp} up to {end}" for tp, end in first) + (" …" if len(chosen) > len(first) else "")
+        yield f"the lane {store.lane} has read {read}, and no turn has read offset {criteria.offsets.start} yet"
+    if criteria.error_class is not None:
+        query = "SELECT DISTINCT error_class FROM attempts WHERE error_class IS NOT NULL ORDER BY ALL"
+        with sql_result(store.root, query, [name]) as reader:
+            known = [row["error_class"] for batch in reader for row in batch.to_pylist()]
+        if criteria.error_class not in known:
+            more = " …" if len(known) > _NAMED else ""
+            yield (
+                f"no row has the error class {criteria.error_class}{did_you_mean(criteria.error_class, known) or '.'} "
+                f"There are {', '.join(known[:_NAMED]) or 'none'}{more}"
+            )
 
 
 SHOWN_BY_SQL = 200

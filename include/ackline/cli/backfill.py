@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -40,13 +41,15 @@ from ackline.cli.options import (
     choice_of,
     is_confirmed,
     is_confirmed_by_number,
+    is_quiet,
     opened,
     pipeline_named,
     range_of,
     show_preview,
+    start_spark,
     time_of,
 )
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, counted
 from ackline.lane.adapters import Adapters
 from ackline.ledger.account import Account
 from ackline.ledger.offsets import OffsetRange
@@ -191,14 +194,12 @@ def _may_run(adapters: Adapters, session: Session, prepared: PreparedBackfill, a
 
 def _run(adapters: Adapters, session: Session, request: BackfillRequest) -> None:
     """Runs what is due, with `--wait` until the lane is settled, and prints its account."""
-    from ackline.spark.session import open_session
-
     left = request.max_records
     while True:
-        with tables.progress(session.as_json) as on_progress:
+        with tables.progress(session.as_json or is_quiet()) as on_progress:
             run_backfill(
                 adapters,
-                lambda: open_session(f"ackline-{session.name}-{request.id}", adapters.pipeline.spark),
+                partial(start_spark, adapters, on_progress),
                 left,
                 _note_plan,
                 on_progress,
@@ -215,7 +216,7 @@ def _run(adapters: Adapters, session: Session, request: BackfillRequest) -> None
 
 def _note_plan(plan: Plan, adopted: bool) -> None:
     offsets = sum(len(planned.fresh) + sum(map(len, planned.retries)) for planned in plan.partitions.values())
-    _note(f"turn {plan.turn.n}{' (open, adopted)' * adopted}: {offsets:,} offsets")
+    _note(f"turn {plan.turn.n}{' (open, adopted)' * adopted}: {counted(offsets, 'offset')}")
 
 
 def _sleep_until_due(account: Account, now: datetime, sleep: Callable[[float], None]) -> None:
@@ -251,7 +252,8 @@ def _cancel(session: Session, lane: str, reason: str) -> None:
     pipeline = backfill_pipeline(pipeline_named(name), replace(found.arguments, handler=None))
     with opened(name, session.now, lane=lane, handler=False, pipeline=pipeline) as adapters:
         left = sum(found.account.pending.values())
-        show_preview(f"Backfill {backfill_id} of {name}: {left:,} offsets would be skipped.", *session.modes)
+        text = f"Backfill {backfill_id} of {name}: {counted(left, 'offset')} would be skipped."
+        show_preview(text, *session.modes)
         if not is_confirmed(f"Cancel backfill {backfill_id}?", session.yes, session.dry_run):
             body = prepared_object(lane, found.newest.turn.epoch, found.account, None, dry_run=True)
             formats.print_result(body, "Nothing was changed.", session.as_json)

@@ -6,7 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.actions.dead import DeadObject, DeadRecord, dead_classes, dead_record, dead_record_object, text_of
+from ackline.actions.dead import (
+    DeadClass,
+    DeadObject,
+    DeadRecord,
+    dead_classes,
+    dead_record,
+    dead_record_object,
+    text_of,
+)
 from ackline.backfill.form import FROM, ID, MAX_RATE, MAX_RECORDS, REASON, TO, request_of
 from ackline.cli import formats, tables
 from ackline.cli.backfill import Session, Wait, new_id, perform
@@ -87,10 +95,17 @@ def _list(name: str, lane: str, error_class: str | None, as_json: bool) -> None:
         return
     out = tables.console()
     if shown:
-        rows = [[each.error_class, each.count, each.first, each.last] for each in shown]
-        tables.print_table(out, None, ["error class", "records", "first", "last"], rows)
+        columns = ["error class", "records", "first", "last", "by epoch"]
+        rows = [[each.error_class, each.count, each.first, each.last, _by_epoch(each)] for each in shown]
+        of_one = {epoch for each in shown for epoch in each.epochs} == {"0"}
+        rows, columns = ([row[:-1] for row in rows], columns[:-1]) if of_one else (rows, columns)
+        tables.print_table(out, None, columns, rows, ("error class", "records", "by epoch", "last"))
     else:
         out.print("No record is dead.")
+
+
+def _by_epoch(found: DeadClass) -> str:
+    return ", ".join(f"{number:,} in {epoch}" for epoch, number in found.epochs.items())
 
 
 EXAMPLE = "to show one dead record, name it as TOPIC PARTITION OFFSET, e.g. `orders 3 1041`"

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -17,23 +18,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ackline.actions.standstill import what_stands_still
+from ackline.actions.status import Unreachable
+from ackline.backfill.perform import backfill_pipeline
+from ackline.backfill.run import backfills, standstill_of
 from ackline.cli import formats, options, tables
-from ackline.cli.options import Json, pipeline_named
-from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
-from ackline.handler import load_handler, tier_of
+from ackline.cli.options import Json, opened_to_read
+from ackline.errors import AcklineError, ConfigError, FatalError, counted, did_you_mean
+from ackline.handler import DEFAULT_STREAM, SOURCE, imported, load_handler, tier_of
 from ackline.in_flight.ack_topic import checked_topic
+from ackline.kafka.cluster import TopicInfo
 from ackline.kafka.config import brokers
 from ackline.kafka.registry import check_registry
-from ackline.lane.adapters import Adapters, new_run_id, open_adapters, topic_warnings
-from ackline.local.connection import connection_of, uses_dev_broker
+from ackline.lane.adapters import Adapters, topic_warnings
+from ackline.local.connection import uses_dev_broker
 from ackline.outputs.checks import check_outputs
 from ackline.pipeline.folder import audit_root, load_folder, pipelines_folder
 from ackline.pipeline.functions import load_functions, load_step
 from ackline.pipeline.pipeline import Pipeline
 from ackline.pipeline.streams import Stream, Translation
-from ackline.pipeline.topology import Step
-from ackline.scrub import scrub_address
+from ackline.pipeline.topology import Step, Topology
+from ackline.scrub import scrub_address, texts_of_handler
 from ackline.tables.folder import prove_conditional_put
 from ackline.tables.layout import all_lanes
 from ackline.tables.object_store import is_remote
@@ -76,35 +80,47 @@ def doctor(
 
 def examine(name: str | None) -> Iterator[Check]:
     """Check the machine and the project, and pipeline `name` with its broker if a name is given."""
-    if name is not None:
-        yield from _standstill(name)
+    if name is None:
+        yield from _machine()
+        yield from _files(None)
+        return
+    with ExitStack() as stack:
+        try:
+            adapters, away = stack.enter_context(opened_to_read(name))
+        except AcklineError as error:
+            yield from _machine()
+            named = list(_files(name))
+            yield from named
+            if not any(check.detail == str(error) for check in named):
+                yield Check(f"pipeline {name}", False, str(error))
+            return
+        yield from _standstills(adapters, away)
+        yield from _machine()
+        yield from _files(name)
+        yield from _code(adapters.pipeline)
+        yield from _broker(adapters, away)
+
+
+def _machine() -> Iterator[Check]:
     yield _check("python", lambda: f"{sys.version.split()[0]}")
     yield _check("java", _java)
     yield _check("jars", _jars)
     yield _check("audit tables", _audit)
-    yield from _files(name)
-    if name is None:
-        return
-    try:
-        pipeline = pipeline_named(name)
-    except AcklineError as error:
-        yield Check(f"pipeline {name}", False, str(error))
-        return
-    yield from _code(pipeline)
-    yield from _broker(pipeline)
 
 
-def _standstill(name: str) -> Iterator[Check]:
-    """Yields what the lane stands still for. Later checks name what keeps this one from looking."""
-    try:
-        pipeline = pipeline_named(name)
-        connection = connection_of(pipeline)
-        with open_adapters(pipeline, connection, run_id=new_run_id("doctor"), actor="doctor") as adapters:
-            found = what_stands_still(adapters)
-    except AcklineError:
-        return
-    if found is not None and found.reason != TransientError.__name__:
+def _standstills(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
+    """Yields what the live lane stands still for, and each lane of a backfill that is not settled."""
+    name, reads_broker = adapters.pipeline.name, away is None
+    if (found := standstill_of(adapters, reads_broker)) is not None:
         yield Check(f"lane {name}", False, found.line)
+    # What keeps the backfills from being read stops the live lane too, or is an error of a later check.
+    with suppress(AcklineError):
+        for backfill in (each for each in backfills(adapters.store) if not each.account.settled):
+            lane = backfill.genesis.turn.lane
+            pipeline = backfill_pipeline(adapters.pipeline, replace(backfill.arguments, handler=None))
+            of_lane = replace(adapters, pipeline=pipeline, store=adapters.store.other_lane(lane))
+            if (found := standstill_of(of_lane, reads_broker)) is not None:
+                yield Check(f"lane {name} {lane}", False, found.line)
 
 
 def _check(name: str, look: Callable[[], str]) -> Check:
@@ -170,6 +186,24 @@ def _code(pipeline: Pipeline) -> Iterator[Check]:
     if topology is not None:
         for step in topology.steps:
             yield _check(f"step {step.name}", partial(_step, step))
+        with suppress(Exception, SystemExit):  # a handler that does not import is a check of its own
+            yield from map(partial(Check, "streams", True), _unknown_streams(pipeline, topology))
+
+
+def _unknown_streams(pipeline: Pipeline, topology: Topology) -> Iterator[str]:
+    """Yields a warning for each stream that a step or an output takes, and whose name does not stand in the source of
+    the handler that would have to emit it. A handler may make up the name, so it is no error."""
+    sources = {step.name: [step.handler] for step in topology.steps}
+    sources[SOURCE] = list(pipeline.handlers)
+    for stream in topology.streams:
+        handlers = sources[stream.step]
+        texts = frozenset[str]().union(*(texts_of_handler(imported(path)) for path in handlers))
+        if stream.name != DEFAULT_STREAM and stream.name not in texts:
+            near = did_you_mean(stream.name, [text for text in texts if len(text) <= 2 * len(stream.name)])
+            yield (
+                f"warning: {stream.step}.{stream.name} is taken, and that name does not stand in the source of "
+                f"{' or '.join(handlers)}{near}"
+            )
 
 
 def _registry(translation: Translation) -> str:
@@ -190,44 +224,51 @@ def _stream(stream: Stream, emits: bool, in_flight: bool) -> str:
     return f"{topics}{wanted}, key {stream.key}, value {stream.value} -> {stream.handler} ({tier} tier)"
 
 
-def _broker(pipeline: Pipeline) -> Iterator[Check]:
+def _broker(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
+    pipeline = adapters.pipeline
     try:
-        connection = connection_of(pipeline)
-        with open_adapters(pipeline, connection, run_id=new_run_id("doctor"), actor="doctor") as adapters:
-            if adapters.translation is not None and adapters.translation.needs_registry:
-                yield _check("schema registry", partial(_registry, adapters.translation))
-            source = " of `ackline dev`" if uses_dev_broker(pipeline) else ""
-            address = f"{brokers(adapters.kafka)}{source}"
-            yield Check("broker", True, f"reachable at {address}, cluster {adapters.cluster.reachable()}")
-            of_ours = list(filter(None, [pipeline.dead_letter_topic, pipeline.ack_topic]))
-            wanted = [*(pipeline.kafka.named_topics or ()), *of_ours]
-            topics = adapters.cluster.topics(wanted)
-            for topic in wanted:
-                found = topics.get(topic)
-                gone = [
-                    n for n in (pipeline.kafka.partitions or {}).get(topic, []) if found and n not in found.partitions
-                ]
-                waits = topic not in of_ours and pipeline.missing_topics == "wait"
-                remedy = "correct its name or the connection, or create it"
-                if topic == pipeline.dead_letter_topic:
-                    remedy = "create it, or write `dead_letter: none`"
-                elif topic not in of_ours:
-                    remedy += ", or write `missing_topics: wait`"
-                missing = "it is read once it exists (`missing_topics: wait`)" if waits else remedy
-                missing = f"missing; {missing}"
-                detail = f"{len(found.partitions)} partitions" if found else missing
-                detail += f"; partition {', '.join(map(str, gone))} of the file is missing" if gone else ""
-                yield Check(f"topic {topic}", waits or (found is not None and not gone), detail)
-            if pipeline.ack_topic in topics:
-                yield _check("ack topic", partial(_ack_topic, adapters, str(pipeline.ack_topic)))
-            if pipeline.outputs:
-                yield _check("outputs", partial(check_outputs, adapters))
-            yield from _warnings(adapters, wanted)
-            members = adapters.group.members()
-            detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"
-            yield Check(f"group {pipeline.kafka.group_id}", not members, detail)
+        if adapters.translation is not None and adapters.translation.needs_registry:
+            yield _check("schema registry", partial(_registry, adapters.translation))
+        if away is not None:
+            raise away.error
+        source = " of `ackline dev`" if uses_dev_broker(pipeline) else ""
+        address = f"{brokers(adapters.kafka)}{source}"
+        yield Check("broker", True, f"reachable at {address}, cluster {adapters.cluster.reachable()}")
+        of_ours = list(filter(None, [pipeline.dead_letter_topic, pipeline.ack_topic]))
+        wanted = [*(pipeline.kafka.named_topics or ()), *of_ours]
+        topics = adapters.cluster.topics(wanted)
+        for topic in wanted:
+            yield _topic(adapters, topic, topics.get(topic), topic in of_ours)
+        if pipeline.ack_topic in topics:
+            yield _check("ack topic", partial(_ack_topic, adapters, str(pipeline.ack_topic)))
+        if pipeline.outputs:
+            yield _check("outputs", partial(check_outputs, adapters))
+        yield from _warnings(adapters, wanted)
+        members = adapters.group.members()
+        detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"
+        yield Check(f"group {pipeline.kafka.group_id}", not members, detail)
     except AcklineError as error:
         yield Check("broker", False, str(error))
+
+
+def _topic(adapters: Adapters, topic: str, found: TopicInfo | None, of_ours: bool) -> Check:
+    """Returns whether a topic exists with the partitions that the file names; `of_ours` if it is one that Ackline
+    writes, or reads answers from."""
+    pipeline = adapters.pipeline
+    if found is not None:
+        gone = [number for number in (pipeline.kafka.partitions or {}).get(topic, []) if number not in found.partitions]
+        detail = counted(len(found.partitions), "partition")
+        detail += f"; partition {', '.join(map(str, gone))} of the file is missing" if gone else ""
+        return Check(f"topic {topic}", not gone, detail)
+    waits = not of_ours and pipeline.missing_topics == "wait"
+    remedy = "correct its name or the connection, or create it"
+    if topic == pipeline.dead_letter_topic:
+        remedy = "create it, or write `dead_letter: none`"
+    elif waits:
+        remedy = "it is read once it exists (`missing_topics: wait`)"
+    elif not of_ours:
+        remedy += ", or write `missing_topics: wait`"
+    return Check(f"topic {topic}", waits, f"missing; {remedy}{did_you_mean(topic, adapters.cluster.names())}")
 
 
 def _ack_topic(adapters: Adapters, topic: str) -> str:
@@ -290,7 +331,7 @@ def _repair(as_json: bool, yes: bool, dry_run: bool) -> None:
 
     torn = repair.torn_files(audit_root())
     removable = [file for file in torn if file.removable]
-    if not as_json:
+    if not as_json and (dry_run or not yes or not removable):
         _print_torn(torn, "may be removed")
     done = bool(removable) and options.is_confirmed(f"Remove {len(removable)} torn files?", yes, dry_run)
     if done:

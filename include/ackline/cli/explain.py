@@ -14,10 +14,12 @@ from ackline.actions.explain import (
     explain_partitions,
     explain_record,
 )
-from ackline.actions.standstill import StandsStill, what_stands_still
+from ackline.actions.standstill import StandsStill
+from ackline.actions.status import Unreachable, UnreachableObject
+from ackline.backfill.run import standstill_of
 from ackline.cli import formats, tables
-from ackline.cli.options import Json, Lane, Name, Now, opened
-from ackline.errors import ConfigError
+from ackline.cli.options import Json, Lane, Name, Now, end_unreachable, opened, opened_to_read
+from ackline.errors import ConfigError, counted
 from ackline.ledger.account import Result
 from ackline.ledger.explain import OffsetExplanation, PartitionExplanation, attempt_sentence
 from ackline.ledger.offsets import TopicPartition
@@ -50,23 +52,30 @@ def explain(
     if topic is not None and partition is None:
         raise ConfigError("explain: give a partition after the topic, e.g. `orders 3`", key="PARTITION")
     tp = None if topic is None or partition is None else TopicPartition(topic, partition)
-    with opened(name, now, lane=lane, handler=False) as adapters:
-        if tp is not None and offset is not None:
-            record = explain_record(adapters, tp, offset, standing := what_stands_still(adapters))
-            _print_record(record, adapters.pipeline.steps is not None, standing, as_json)
-            return
-        explanations = explain_partitions(adapters, tp, standing := what_stands_still(adapters))
-    _print_partitions(name, explanations, tp is not None, standing, as_json)
+    with opened_to_read(name, now, lane) as (adapters, away):
+        reads_broker = away is None
+        standing = standstill_of(adapters, reads_broker)
+        with tables.ends_at(standing, as_json):
+            if tp is not None and offset is not None:
+                record = explain_record(adapters, tp, offset, standing, reads_broker)
+                _print_record(record, adapters.pipeline.steps is not None, standing, away, as_json)
+            else:
+                explanations = explain_partitions(adapters, tp, standing, reads_broker)
+                _print_partitions(name, explanations, tp is not None, standing, away, as_json)
+    end_unreachable(away, as_json)
 
 
-def _print_record(record: OffsetExplanation, has_steps: bool, standing: StandsStill | None, as_json: bool) -> None:
+def _print_record(
+    record: OffsetExplanation, has_steps: bool, standing: StandsStill | None, away: Unreachable | None, as_json: bool
+) -> None:
     if as_json:
         found = OffsetExplanationObject.model_validate(record)
-        formats.print_json(found.model_copy(update={"stands_still": standing}))
+        more = {"stands_still": standing, "unreachable": UnreachableObject.of(away)}
+        formats.print_json(found.model_copy(update=more))
         return
     out = tables.console()
-    tables.print_standstill(out, standing)
-    out.print(record.sentence)
+    tables.print_standstill(out, standing, away)
+    tables.print_lines(out, [record.sentence])
     if has_steps:
         tables.print_lines(out, filter(None, map(attempt_sentence, record.events)))
     if record.events:
@@ -82,18 +91,17 @@ def _print_partitions(
     explanations: list[PartitionExplanation],
     single: bool,
     standing: StandsStill | None,
+    away: Unreachable | None,
     as_json: bool,
 ) -> None:
     if as_json:
-        every = tuple(PartitionExplanationObject.of(explanation, standing) for explanation in explanations)
-        formats.print_json(
-            every[0] if single else ExplanationsObject(pipeline=name, stands_still=standing, partitions=every)
-        )
+        every = tuple(PartitionExplanationObject.of(explanation, standing, away) for explanation in explanations)
+        of_lane = {"stands_still": standing, "unreachable": UnreachableObject.of(away)}
+        formats.print_json(every[0] if single else ExplanationsObject(pipeline=name, partitions=every, **of_lane))
         return
     out = tables.console()
-    tables.print_standstill(out, standing)
-    for explanation in explanations if single else explanations[:MOST]:
-        out.print(explanation.sentence)
+    tables.print_standstill(out, standing, away)
+    tables.print_lines(out, [explanation.sentence for explanation in (explanations if single else explanations[:MOST])])
     if not explanations:
         out.print("The lane has no partition yet.")
     if not single and len(explanations) > MOST:
@@ -123,7 +131,8 @@ def diff(name: Name, before: Before, after: After, records: Records = False, as_
         return
     out = tables.console()
     rows = [[shown(old), shown(new), number] for (old, new), number in found.changed.most_common()]
-    out.print(f"{found.same:,} offsets have the same outcome in both lanes.")
+    have = "has" if found.same == 1 else "have"
+    out.print(f"{counted(found.same, 'offset')} {have} the same outcome in both lanes.")
     out.print(f"{found.only[0]:,} are settled in {before} only, {found.only[1]:,} in {after} only.")
     if rows:
         tables.print_table(out, None, [before, after, "offsets"], rows)

@@ -18,7 +18,7 @@ import typer
 from ackline.actions.survey import GroupSurvey, survey_group, survey_topic, topic_names
 from ackline.cli import formats, tables
 from ackline.cli.options import DryRun, Json, Yes, is_confirmed
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, counted
 from ackline.ledger.offsets import TopicPartition
 from ackline.local.connection import dev_bootstrap
 from ackline.pipeline.field_types import topic_name
@@ -71,10 +71,12 @@ def init(
         formats.print_json({**body, "shape": found, "files": [str(path) for path in written]})
         return
     nulls = f", {shape.nulls} of them without a value" if shape.nulls else ""
-    values = f"the values of the first {shape.records} records{nulls}: {shape.kind.value}"
+    values = f"the values of the first {counted(shape.records, 'record')}{nulls}: {shape.kind.value}"
     fields = f" with {len(shape.fields)} fields in common" if shape.fields else ""
     what = (values if shape.records else "no record") + fields
-    print(f"Topic {survey.name}: {len(survey.logs)} partitions, {survey.offsets:,} offsets; {what}.")
+    print(
+        f"Topic {survey.name}: {counted(len(survey.logs), 'partition')}, {counted(survey.offsets, 'offset')}; {what}."
+    )
     _print_written(scaffold, written)
 
 
@@ -207,17 +209,19 @@ def _consequences(survey: GroupSurvey) -> str:
     lines = [f"Its commits were made by {'; '.join(survey.committers)}."]
     if survey.members:
         lines.append(
-            f"Stop its {len(survey.members)} live members first: {', '.join(survey.members)}. Kafka takes no commit "
-            f"from outside while they live, and a run of the pipeline stops."
+            f"Stop its {counted(len(survey.members), 'live member')} first: {', '.join(survey.members)}. Kafka "
+            f"takes no commit from outside while they live, and a run of the pipeline stops."
         )
     else:
         lines.append("It has no live members. Make sure that none starts again: Ackline stops if the group is moved.")
-    lines.append(f"The pipeline goes on from the committed offsets, and has {lag:,} offsets to read.")
+    lines.append(f"The pipeline goes on from the committed offsets, and has {counted(lag, 'offset')} to read.")
     lines.append("Records that a consumer has handled and not committed are handled again.")
     if without:
         lines.append(f"{without} of {len(survey.logs)} partitions have no commit; they are read from their log start.")
     if expired:
-        lines.append(f"Retention has taken {expired:,} offsets that were not committed; nothing can read them.")
+        lines.append(
+            f"Retention has taken {counted(expired, 'offset')} that no commit had passed; nothing can read them."
+        )
     lines.append("Nothing was changed in Kafka.")
     return "\n".join(f"- {line}" for line in lines)
 

@@ -123,7 +123,7 @@ def print_error(text: str, status: int = 1, error: Exception | None = None) -> N
     if not wants_json():
         sys.stderr.write(f"ackline: {text}\n")  # in one write: this process may end beside it
         return
-    kind = type(error).__name__ if isinstance(error, AcklineError) else "UsageError" if error is not None else "Error"
+    kind = error.kind if isinstance(error, AcklineError) else "UsageError" if error is not None else "Error"
     body: dict[str, Any] = {"error": text, "kind": kind, "exit_status": status}
     body |= {name: getattr(error, name, None) for name in ("topic", "partition", "offset")}
     if isinstance(error, ConfigError):

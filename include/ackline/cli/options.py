@@ -7,23 +7,26 @@ options of `ackline -q` and `ackline -v` set how much a command prints beside it
 import getpass
 import inspect
 import keyword
+import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ackline.actions.form import LANE, OFFSETS
-from ackline.errors import ConfigError
+from ackline.actions.status import Unreachable
+from ackline.cli.tables import RunProgress
+from ackline.errors import AcklineError, ConfigError
 from ackline.lane.adapters import Adapters, new_run_id, open_adapters
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.turns import LIVE
 from ackline.local.connection import connection_of
-from ackline.pipeline.arguments import PartitionChoice, parse_moment, parse_offsets
+from ackline.pipeline.arguments import PartitionChoice, id_of, parse_moment, parse_offsets
 from ackline.pipeline.field_types import parse_time
 from ackline.pipeline.folder import find_pipeline, make_handlers_importable, pipelines_folder
 from ackline.pipeline.form import (
@@ -40,6 +43,9 @@ from ackline.pipeline.form import (
 )
 from ackline.pipeline.functions import check_functions
 from ackline.pipeline.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do it without a question.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what it would do; --yes changes nothing then.")]
@@ -105,6 +111,19 @@ def notice(text: str, level: Verbosity = Verbosity.NORMAL) -> None:
     """Prints a line on standard error at once, unless `level` is above what the user wants to see."""
     if _level >= level:
         print(f"ackline: {text}", file=sys.stderr, flush=True)
+
+
+def start_spark(adapters: Adapters, progress: RunProgress) -> "SparkSession":
+    """Returns the Spark session of a run, and says that it starts: that takes several seconds."""
+    notice("starting Spark …")  # before the import of pyspark, which takes a second itself
+    progress.begin("starting Spark")
+    from ackline.spark.session import open_session
+
+    # py4j logs the traceback of each request that Ctrl-C ends early, and raises the error as well.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: not str(record.msg).endswith("while sending command."))
+    lane = "" if adapters.commits else f"-{id_of(adapters.store.lane)}"
+    return open_session(f"ackline-{adapters.pipeline.name}{lane}", adapters.pipeline.spark)
 
 
 Name = Annotated[str, typer.Argument(help="The pipeline: the `name` in its file.", show_default=False)]
@@ -258,6 +277,54 @@ def opened(
         yield adapters
 
 
+NO_BROKER = "127.0.0.1:9"
+"""The address of clients that are never used, where none is known."""
+
+
+@contextmanager
+def opened_to_read(
+    name: str, now: str | None = None, lane: str = LIVE
+) -> Iterator[tuple[Adapters, Unreachable | None]]:
+    """Opens a lane for a command that shows its state, with the reason for which its broker can't be read, and then
+    nothing of Kafka is to be read; None if it can. Imports no handler.
+
+    Raises ConfigError for the lane of a backfill that has not begun.
+    """
+    time, pipeline = time_of(now), pipeline_named(name)
+    connection: Mapping[str, Any] | None
+    away: AcklineError | None = None
+    try:
+        connection = connection_of(pipeline)
+    except ConfigError as error:  # such as after `ackline dev down`
+        connection, away = {"bootstrap.servers": NO_BROKER}, error
+    with open_adapters(pipeline, connection, run_id=new_run_id("cli"), actor=actor(), now=time, lane=lane) as adapters:
+        lanes = [] if lane == LIVE else adapters.store.lanes()
+        if lane not in (LIVE, *lanes):
+            raise _no_such_lane(name, lane, lanes)
+        try:
+            if away is None:
+                adapters.cluster.reachable()
+        except AcklineError as error:
+            away = error
+        yield adapters, None if away is None else Unreachable.of(adapters, away)
+
+
+def end_unreachable(away: Unreachable | None, as_json: bool) -> None:
+    """Ends the command with the exit status of the error for which its broker was not read, if there is one.
+
+    What it has printed names that error already; with `--json` the error goes to standard error, too, as any other.
+    """
+    if away is None:
+        return
+    if as_json:
+        raise away.error
+    sys.exit(away.error.exit_status)
+
+
+def _no_such_lane(name: str, lane: str, known: Sequence[str]) -> ConfigError:
+    return ConfigError(f"--lane {lane}: {name} has the lanes {', '.join(known) or '(none yet)'}", key="--lane")
+
+
 def check_lane(name: str, lane: str) -> None:
     """Raises ConfigError with the lanes of a pipeline if `lane` has no tables."""
     from ackline.pipeline.folder import audit_root
@@ -265,7 +332,7 @@ def check_lane(name: str, lane: str) -> None:
 
     known = [found.lane for found in lanes_of(audit_root(), name)]
     if lane not in known:
-        raise ConfigError(f"--lane {lane}: {name} has the lanes {', '.join(known) or '(none yet)'}", key="--lane")
+        raise _no_such_lane(name, lane, known)
 
 
 def request_of(adapters: Adapters, values: Mapping[str, Any]) -> RunRequest:

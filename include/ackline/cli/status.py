@@ -10,17 +10,9 @@ import typer
 
 from ackline.actions.explain import HeldBack, held_back
 from ackline.actions.objects import HistoryObject
-from ackline.actions.standstill import what_stands_still
-from ackline.actions.status import (
-    Health,
-    OpenTurn,
-    OverviewObject,
-    PipelineStatus,
-    open_turn_of,
-    status_and_missing,
-    status_object,
-    summary_of,
-)
+from ackline.actions.overview import Health, OverviewObject, PipelineStatus, summary_of
+from ackline.actions.status import OpenTurn, Unreachable, open_turn_of, status_and_missing, status_object
+from ackline.backfill.run import standstill_of
 from ackline.cli import formats, tables
 from ackline.cli.options import (
     AnyLane,
@@ -32,7 +24,8 @@ from ackline.cli.options import (
     Topics,
     check_lane,
     choice_of,
-    opened,
+    end_unreachable,
+    opened_to_read,
     pipeline_named,
 )
 from ackline.errors import AcklineError, ConfigError
@@ -49,8 +42,8 @@ from ackline.tables.lease import HolderState
 WATCH_SECONDS = 5.0
 _READERS = 8
 """Pipelines that are read at the same time. Each waits for its broker most of the time."""
-_OVERVIEW = ("pipeline", "health", "partitions", "lag", "seconds", "pending", "dead", "next due", "")
-_OVERVIEW_FIRST = ("pipeline", "health", "lag", "pending", "seconds", "", "dead", "partitions")
+_OVERVIEW = ("pipeline", "health", "partitions", "lag", "seconds", "pending", "dead", "next due")
+_OVERVIEW_FIRST = ("pipeline", "health", "lag", "pending", "seconds", "dead", "partitions")
 
 
 class Sort(StrEnum):
@@ -85,11 +78,13 @@ def status(
         raise ConfigError("--watch shows a table: leave out --json", key="--watch")
     choice = choice_of(topic, partition)
     while True:
+        away: Unreachable | None = None
         if name is None:
             _show_all(now, as_json)
         else:
-            _show_one(name, choice, lane, sort, now, as_json)
+            away = _show_one(name, choice, lane, sort, now, as_json)
         if not watch:
+            end_unreachable(away, as_json)
             return
         time.sleep(WATCH_SECONDS)
         tables.console().clear()
@@ -98,25 +93,30 @@ def status(
 # ---- one pipeline -------------------------------------------------------------------------------------------------
 
 
-def _show_one(name: str, choice: PartitionChoice, lane: str, sort: Sort, now: str | None, as_json: bool) -> None:
-    with opened(name, now, lane=lane, handler=False) as adapters:
-        every, missing = status_and_missing(adapters)
+def _show_one(
+    name: str, choice: PartitionChoice, lane: str, sort: Sort, now: str | None, as_json: bool
+) -> Unreachable | None:
+    """Shows a lane. Returns why its broker was not read; None if it was."""
+    with opened_to_read(name, now, lane) as (adapters, away):
+        standing = standstill_of(adapters, away is None)
+        with tables.ends_at(standing, as_json):
+            every, missing = status_and_missing(adapters, away is None)
         tps = {TopicPartition(found.topic, found.partition): found for found in every}
         chosen = [tps[tp] for tp in choice.chosen(tps, name)] if choice != PartitionChoice() else every
-        figures, standing = _step_figures(adapters), what_stands_still(adapters)
+        figures, open_turn = _step_figures(adapters), open_turn_of(adapters)
         if as_json:
-            formats.print_json(status_object(name, chosen, missing, figures, open_turn_of(adapters), standing))
-            return
+            formats.print_json(status_object(name, chosen, missing, figures, open_turn, standing, away))
+            return away
         shown = tables.worst_first(chosen)[: tables.MOST_PARTITIONS]
         held, time_now = held_back(adapters, shown, standing), adapters.now()
     out = tables.console()
-    tables.print_standstill(out, standing)
-    for absent in missing:
-        out.print(f"{tables.missing_text(absent)}.")
-    out.print(tables.status_table(name, chosen, out.width, by_name=sort is Sort.NAME))
+    tables.print_standstill(out, standing, away)
+    tables.print_lines(out, [f"{tables.missing_text(absent)}." for absent in missing])
+    tables.print_status(out, name, chosen, by_name=sort is Sort.NAME)
     if figures is not None:
         out.print(tables.steps_table(figures, out.width))
     tables.print_lines(out, [*_held_lines(held, time_now), *_last_action_lines(name, lane, time_now)])
+    return away
 
 
 def _step_figures(adapters: Adapters) -> StepFigures | None:
@@ -174,6 +174,7 @@ def _ago(at: datetime, now: datetime) -> str:
 
 
 def _show_all(now: str | None, as_json: bool) -> None:
+    """Shows every pipeline: first what it stands still for, then the table."""
     folder = pipelines_folder()
     if not folder.is_dir():
         raise ConfigError(
@@ -191,22 +192,41 @@ def _show_all(now: str | None, as_json: bool) -> None:
         [
             *(each.pipeline, each.health.name.lower(), each.partitions, each.lag),
             None if each.lag_seconds is None else round(each.lag_seconds),
-            *(each.pending, each.dead, tables.short_time(each.next_due), each.problem or ""),
+            *(each.pending, each.dead, tables.short_time(each.next_due)),
         ]
         for each in worst
     ]
-    out = tables.console()
-    out.print(tables.fitting_table(None, _OVERVIEW, rows, _OVERVIEW_FIRST, out.width))
+    out, stopped = tables.console(), dict[str, list[str]]()
+    for each in worst:
+        if _comes_first(each):
+            standing = each.stands_still if each.health is not Health.UNREADABLE else None
+            line = standing.line if standing is not None else f"{str(each.problem).rstrip('.')}."
+            stopped.setdefault(line, []).append(each.pipeline)
+    tables.print_lines(out, [f"{', '.join(names)}: {line}" for line, names in stopped.items()], "red")
+    notes = ["" if _comes_first(each) else each.problem or "" for each in worst]
+    tables.print_folded(out, None, _OVERVIEW, rows, _OVERVIEW_FIRST, notes)
     if not worst:
         out.print(f"No pipeline files in {folder}.")
 
 
+def _comes_first(status: PipelineStatus) -> bool:
+    """Returns whether the problem of a pipeline is told before the table: each run stops, or a part stands still."""
+    return status.problem is not None and (status.stands_still is not None or status.health <= Health.STOPPED)
+
+
 def _summary(name: str, now: str | None) -> PipelineStatus:
     try:
-        with opened(name, now, handler=False) as adapters:
-            partitions, missing = status_and_missing(adapters)
-            standing = what_stands_still(adapters)
-        return summary_of(name, partitions, missing, standing)
+        with opened_to_read(name, now) as (adapters, away):
+            standing = standstill_of(adapters, away is None)
+            try:
+                partitions, missing = status_and_missing(adapters, away is None)
+            except AcklineError:  # the tables that can't be read are what the lane stands still for
+                if standing is None:
+                    raise
+                return PipelineStatus(
+                    pipeline=name, health=Health.STOPPED, problem=standing.sentence, stands_still=standing
+                )
+        return summary_of(name, partitions, missing, standing, away)
     except AcklineError as error:
         return _unreadable(name, error)
 

@@ -4,16 +4,17 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ackline.actions.standstill import StandsStill
-from ackline.actions.status import PartitionStatus
-from ackline.lane.adapters import Progress as OnProgress
+from ackline.actions.status import PartitionStatus, Unreachable
+from ackline.errors import AcklineError
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.metrics import StepFigures, mean_and_max
 from ackline.ledger.offsets import TopicPartition, count
@@ -73,19 +74,39 @@ def print_table(
         out.print(f"Not shown in {out.width} columns: {', '.join(left_out)}. A wider terminal shows more.")
 
 
-def print_standstill(out: Console, standing: StandsStill | None) -> None:
-    """Prints what a lane stands still for, as the first line."""
-    if standing is not None:
-        out.print(standing.line, style="red")
+def print_standstill(out: Console, standing: StandsStill | None, away: Unreachable | None = None) -> None:
+    """Prints as the first lines what a lane stands still for, and why its broker was not read."""
+    lines = [] if standing is None else [standing.line]
+    print_lines(out, lines if away is None else [*lines, away.text], "red")
 
 
-def print_lines(out: Console, lines: Iterable[str]) -> None:
+@contextmanager
+def ends_at(standing: StandsStill | None, as_json: bool) -> Iterator[None]:
+    """Prints what a lane stands still for where the same keeps a command from reading the lane, and ends the command.
+
+    With `--json` the error is raised: there is no lane to print.
+    """
+    try:
+        yield
+    except AcklineError as error:
+        if standing is None or as_json or standing.sentence != str(error):
+            raise
+        print_standstill(console(), standing)
+        sys.exit(error.exit_status)
+
+
+def print_lines(out: Console, lines: Iterable[str], style: str | None = None) -> None:
     """Prints lines of text. At a terminal a line that is too long goes on below, indented by two more characters."""
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip()) + 2)
-        parts = textwrap.wrap(line, out.width, subsequent_indent=indent) if out.file.isatty() else [line]
+        parts = _wrapped(line, out.width, indent) if out.file.isatty() else [line]
         for part in parts or [""]:
-            out.print(part)
+            out.print(part, style=style)
+
+
+def _wrapped(line: str, width: int, indent: str) -> list[str]:
+    # A command or a path is whole on its line wherever it fits, so that it can be copied.
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
 
 def print_plan(out: Console, plan: Plan, adopted: bool) -> None:
@@ -159,8 +180,8 @@ def fitting_columns(
 ) -> list[int]:
     """Returns the indexes of the columns that a line of `width` characters can show, in their order.
 
-    `keep` names columns by importance, before all others; columns without a value are the least important. A long text
-    may wrap, so it counts as 24 characters at most.
+    `keep` names columns by importance, before all others; columns without a value are the least important, and none
+    of them is shown in place of one with a value. A long text may wrap, so it counts as 24 characters at most.
     """
     needed = [
         max(
@@ -174,11 +195,15 @@ def fitting_columns(
     def importance(index: int) -> tuple[bool, int, int]:
         return not _has_value(rows, index), rank.get(columns[index], len(rank)), index
 
-    by_importance = sorted(range(len(columns)), key=importance)
     chosen: list[int] = []
-    for index in by_importance:
-        if sum(needed[other] + 2 for other in [*chosen, index]) <= width:
+    is_whole = True
+    for index in sorted(range(len(columns)), key=importance):
+        has_value = _has_value(rows, index)
+        # The last column needs no gap behind it.
+        if (has_value or is_whole) and sum(needed[other] + 2 for other in [*chosen, index]) - 2 <= width:
             chosen.append(index)
+        elif has_value:
+            is_whole = False
     return sorted(chosen)
 
 
@@ -207,6 +232,37 @@ def fitting_table(
     return fitting
 
 
+def print_folded(
+    out: Console,
+    title: str | None,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    keep: Sequence[str],
+    notes: Sequence[str] = (),
+) -> None:
+    """Prints a table in which the columns that do not fit fold into a second line of each row, with their names.
+
+    `keep` names columns by importance. `notes` has a text for each row, which follows the row if it is not empty.
+    """
+    width = out.width if out.file.isatty() else sys.maxsize
+    chosen = fitting_columns(columns, rows, keep, width)
+    folded = [index for index in range(len(columns)) if index not in chosen and _has_value(rows, index)]
+    names, shown = [columns[index] for index in chosen], [[row[index] for index in chosen] for row in rows]
+    widths = [max(len(_cell(cell)) for cell in column) for column in zip(names, *shown, strict=True)]
+    # A name that is longer than what the other columns leave folds.
+    widths[0] = min(widths[0], max(_WRAPPED, width - sum(each + 2 for each in widths[1:])))
+    every = table(None, names, shown).columns
+    print_lines(out, [] if title is None else [title])
+    for number, row in enumerate(shown):
+        line = Table(box=None, pad_edge=False, show_header=not number, header_style="bold")
+        for column, fixed in zip(every, widths, strict=True):
+            line.add_column(column.header, justify=column.justify, overflow="fold", width=fixed)
+        line.add_row(*map(_cell, row))
+        out.print(line)
+        values = [f"{columns[at]} {_cell(rows[number][at])}" for at in folded if rows[number][at] not in (None, "")]
+        print_lines(out, [f"  {text}" for text in (", ".join(values), *notes[number : number + 1]) if text])
+
+
 def short_time(at: datetime | None) -> str | None:
     """Returns a time near now, in UTC and without the year; None for None."""
     return None if at is None else f"{at.astimezone(UTC):%m-%d %H:%M:%S}"
@@ -220,10 +276,8 @@ MOST_PARTITIONS = 20
 """How many partitions `ackline status` lists: the worst ones."""
 
 
-def status_table(
-    pipeline: str, partitions: Sequence[PartitionStatus], width: int = 200, by_name: bool = False
-) -> Table:
-    """Returns the table that `ackline status` prints: the worst partitions, and the totals of all.
+def print_status(out: Console, pipeline: str, partitions: Sequence[PartitionStatus], by_name: bool = False) -> None:
+    """Prints the table of `ackline status`: the worst partitions, and the totals of all.
 
     The worst comes first; `by_name` sorts the listed ones by name.
     """
@@ -232,11 +286,13 @@ def status_table(
         worst.sort(key=lambda status: (status.topic, status.partition))
     rows = [_status_row(status) for status in worst]
     title = f"Pipeline {pipeline}"
+    if epoch := max((status.epoch for status in partitions), default=0):
+        title += f", epoch {epoch}"
     if len(worst) < len(partitions):
         title += f", {len(worst)} of {len(partitions)} partitions, the worst ones"
     if len(partitions) > 1:
         rows.append(_status_totals(partitions))
-    return fitting_table(title, STATUS_COLUMNS, rows, _STATUS_FIRST, width)
+    print_folded(out, title, STATUS_COLUMNS, rows, _STATUS_FIRST)
 
 
 def worst_first(partitions: Iterable[PartitionStatus]) -> list[PartitionStatus]:
@@ -296,8 +352,25 @@ def steps_table(figures: StepFigures, width: int = 200) -> Table:
     return fitting_table(title, _STEP_COLUMNS, rows, _STEP_FIRST, width)
 
 
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """The progress bar of a run: what it does now, and once a Spark job works, how many of its tasks are done."""
+
+    _shown: Progress
+    _task: TaskID
+
+    def __call__(self, done: int, total: int) -> None:
+        """Shows how many tasks are done, of how many."""
+        tasks = f"{done}/{total} tasks"
+        self._shown.update(self._task, description="replaying", completed=done, total=total, tasks=tasks)
+
+    def begin(self, what: str) -> None:
+        """Shows what the run does from now on."""
+        self._shown.update(self._task, description=what, completed=0, total=None, tasks="")
+
+
 @contextmanager
-def progress(quiet: bool) -> Iterator[OnProgress]:
+def progress(quiet: bool) -> Iterator[RunProgress]:
     """Shows a progress bar over the tasks of a Spark job, on standard error if that is a terminal."""
     shown = Progress(
         TextColumn("{task.description}"),
@@ -309,7 +382,4 @@ def progress(quiet: bool) -> Iterator[OnProgress]:
         disable=quiet or not sys.stderr.isatty(),
     )
     with shown:
-        task = shown.add_task("starting Spark", total=None, tasks="")
-        yield lambda done, total: shown.update(
-            task, description="replaying", completed=done, total=total, tasks=f"{done}/{total} tasks"
-        )
+        yield RunProgress(shown, shown.add_task("planning", total=None, tasks=""))

@@ -63,6 +63,10 @@ def is_login_failure(error: KafkaError) -> bool:
     return error.name() in _LOGIN
 
 
+_CLIENT = re.compile(r"^\S+/\S+: | \(after \d+ms in state \w+.*\)$")
+"""What librdkafka puts around the reason of a connection error: its name for the broker, and its own state."""
+
+
 class LastError:
     """An `error_cb` that keeps a client's newest connection error, because a time-out does not name why no broker
     answered."""
@@ -76,6 +80,13 @@ class LastError:
             self._login = error
         if error.name() != "_ALL_BROKERS_DOWN":
             self._last = error
+
+    @property
+    def connection(self) -> str:
+        """Why the client's newest try to connect has failed, without the client's own name for it; empty if none
+        has."""
+        text = self._last.str() if self._last is not None else ""
+        return _CLIENT.sub("", text)
 
     def cause(self, error: KafkaError) -> KafkaError:
         """Returns the login failure behind `error`, or `error` itself."""

@@ -36,7 +36,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.kafka import clients
 from ackline.kafka.clients import NOT_FOUND, LastError, ackline_error, is_login_failure, is_transient, kafka_error
-from ackline.kafka.config import brokers
+from ackline.kafka.config import brokers, mask_secrets
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import timestamp_of
 from ackline.pipeline.warnings import TopicPolicy
@@ -106,9 +106,15 @@ class Cluster:
 
     def reachable(self) -> str:
         """Returns the cluster's id. Raises TransientError within `CONNECT_TIMEOUT` seconds if no broker answers."""
-        doing = "connecting to the cluster"
         answer = self._admin.describe_cluster(request_timeout=CONNECT_TIMEOUT)
-        cluster_id = str(self._result(answer, doing, CONNECT_TIMEOUT).cluster_id)
+        try:
+            cluster_id = str(self._result(answer, "connecting to the cluster", CONNECT_TIMEOUT).cluster_id)
+        except _LeaderMoving as unanswered:  # the time-out of a request: no leader has to do with this one
+            detail = f": {cause}" if (cause := self._last.connection) else ""
+            raise TransientError(
+                f"no broker answers at {brokers(self._config)}{mask_secrets(detail, self._config)}; check that it is "
+                f"up and can be reached from here, then run this again"
+            ) from unanswered
         self._connected = True
         return cluster_id
 

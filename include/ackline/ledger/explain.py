@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ackline.errors import counted
 from ackline.handler import SOURCE
 from ackline.ledger.answers import SKIPPED_IN_TREE
 from ackline.ledger.fold import PartitionState
@@ -70,6 +71,7 @@ class PartitionEvidence:
     """Why runs leave the partition alone or stop at it, as `ackline status` shows it."""
     next_run: str = NEXT_RUN
     """The run that does what is due: NEXT_RUN, or AFTER_REFUSAL while each run is refused."""
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ def _floor_sentence(evidence: PartitionEvidence) -> str:
         return f"Nothing is pending in {tp}; its floor is {floor}. The end of its log is not known."
     if end <= floor:
         return f"Every record of {tp} below its log end {end} is settled; nothing holds the floor."
-    return f"Nothing is pending in {tp}; its floor is {floor}, and [{floor}, {end}) is not read yet."
+    again = f" in epoch {evidence.epoch}" if evidence.epoch else ""
+    return f"Nothing is pending in {tp}; its floor is {floor}, and [{floor}, {end}) is not read yet{again}."
 
 
 def waiting_sentence(holder: HeldBy, now: datetime, next_run: str = NEXT_RUN) -> str:
@@ -116,8 +119,8 @@ def waiting_sentence(holder: HeldBy, now: datetime, next_run: str = NEXT_RUN) ->
     cause = f" with {holder.error_class}" if holder.error_class else ""
     if holder.kind is PendingKind.DEAD_LETTER:
         return (
-            f"offset {holder.offset} has no attempt left after {attempts_text(holder.attempts)}{cause}, and the broker "
-            f"has not acknowledged its dead letter yet; each run sends it again."
+            f"offset {holder.offset} has no attempt left after {counted(holder.attempts, 'attempt')}{cause}, and the "
+            f"broker has not acknowledged its dead letter yet; each run sends it again."
         )
     if holder.kind is PendingKind.IN_FLIGHT:
         until = f" until {moment_text(holder.due, now)}" if holder.due else ""
@@ -148,11 +151,6 @@ def _retention_sentence(evidence: PartitionEvidence) -> str:
     return f"Retention may take offset {floor} from {moment} on."
 
 
-def attempts_text(number: int) -> str:
-    """Returns `1 attempt`, `2 attempts` and so on."""
-    return f"{number} attempt" + "s" * (number != 1)
-
-
 def times_text(number: int) -> str:
     """Returns `once`, `2 times` and so on."""
     return "once" if number == 1 else f"{number} times"
@@ -173,7 +171,7 @@ def span(duration: timedelta) -> str:
     for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length} {unit}s"
-    return f"{seconds} second" + "s" * (seconds != 1)
+    return counted(seconds, "second")
 
 
 class StepStory(NamedTuple):
@@ -418,7 +416,7 @@ def _terminal_sentence(evidence: OffsetEvidence, events: Sequence[Event], termin
     failures = [event for event in events if event.outcome is Outcome.FAILED]
     what = {
         Outcome.ACKED: f"was acked at attempt {terminal.attempt}",
-        Outcome.DEAD: f"is dead after {attempts_text(attempts)}",
+        Outcome.DEAD: f"is dead after {counted(attempts, 'attempt')}",
         Outcome.SKIPPED: "was skipped" + (" by the handler" if terminal.attempt else ""),
         Outcome.DROPPED: "failed and was dropped, as the guarantee wants it",
         Outcome.EXPIRED: "is expired: retention took it first",

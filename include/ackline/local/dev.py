@@ -20,7 +20,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from ackline.errors import ConfigError, TransientError
+from ackline.errors import ConfigError, TransientError, counted
 from ackline.local import airflow_servers, broker, events
 from ackline.local.broker import Broker
 from ackline.local.connection import SAVED, demo_folder, dev_folder
@@ -157,7 +157,7 @@ def dev_produce(topic: str, count: int) -> str:
     seed = sum(log_ends(up.bootstrap, topic).values())
     counts = events.produce_orders(up.bootstrap, topic, events.orders(count, seed))
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in counts.by_kind.items() if number)
-    return f"produced {counts.records:,} records to {topic} at {up.bootstrap}: {kinds}"
+    return f"produced {counted(counts.records, 'record')} to {topic} at {up.bootstrap}: {kinds}"
 
 
 def dev_produce_file(topic: str, path: Path) -> str:
@@ -169,7 +169,7 @@ def dev_produce_file(topic: str, path: Path) -> str:
     records = list(read_records(path))
     up = _broker_with_topics(topic)
     produced = events.produce(up.bootstrap, topic, records)
-    return f"produced {produced:,} records to {topic} at {up.bootstrap}"
+    return f"produced {counted(produced, 'record')} to {topic} at {up.bootstrap}"
 
 
 def dev_consume(topic: str, limit: int | None = None) -> Iterator[Mapping[str, Any]]:

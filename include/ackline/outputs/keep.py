@@ -9,7 +9,7 @@ settles the turn finds the same rows; and only the files count that settlement n
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from hashlib import sha256
 
@@ -24,6 +24,7 @@ from ackline.outputs.checks import (
     folder_name,
     kept_rows_advice,
     last_published,
+    leaves_in_flight,
     lost_files,
     outputs_of,
     place_of,
@@ -36,7 +37,7 @@ from ackline.pipeline.pipeline import TurnSettings, is_at_most_once
 from ackline.scrub import scrub_address
 from ackline.tables.errors import DamagedError, folder_errors, storage_errors, unusable_folder
 from ackline.tables.folder import Folder
-from ackline.tables.kept_rows import KeptRows, keep_rows
+from ackline.tables.kept_rows import KeptRows, check_readable, keep_rows
 from ackline.tables.publish import (
     AttemptOutcomes,
     Published,
@@ -205,14 +206,28 @@ def _kept_after_turn(
     if not begins and not (waiting and _any_ended(before.partitions, settled)):
         return KeptRows(list(waiting))
     root, folder = staging_root(adapters), folder_name(plan.turn)
+    with _kept_rows_errors(plan, root):
+        return keep_rows(Folder(root), folder, waiting, of_turn if begins else (), attempts())
+
+
+def _kept_rows_errors(plan: Plan, root: str) -> AbstractContextManager[None]:
+    """Raises LedgerError, with the ways out, for kept rows that an open turn needs and that are gone or damaged."""
 
     def error_of(error: BaseException) -> AcklineError:
         if isinstance(error, FileNotFoundError | DamagedError):
             return rows_gone(plan.turn, root, str(error), f", and then {kept_rows_advice(plan.turn)}")
         return unusable_folder(root, error)
 
-    with storage_errors(root, error_of):
-        return keep_rows(Folder(root), folder, waiting, of_turn if begins else (), attempts())
+    return storage_errors(root, error_of)
+
+
+def check_open_skip(adapters: Adapters, plan: Plan, before: Settlement) -> None:
+    """Raises LedgerError if an open skip can't be settled, because rows that wait for records in flight are gone or
+    damaged. Reads them all and writes nothing."""
+    if kept_after(before.outputs) and leaves_in_flight(before, plan):
+        root = staging_root(adapters)
+        with _kept_rows_errors(plan, root):
+            check_readable(Folder(root), kept_after(before.outputs))
 
 
 def _any_in_flight(outcomes: TurnOutcomes) -> bool:

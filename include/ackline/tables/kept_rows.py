@@ -9,7 +9,7 @@ the rows that the turn itself keeps, and writes the rows of a file again only if
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,6 +60,14 @@ def keep_rows(
     except BaseException:
         keeping.discard()
         raise
+
+
+def check_readable(root: Folder, tables: Iterable[StagedTable]) -> None:
+    """Reads files of kept rows. Raises what `staged_groups` does if one does not exist or is damaged."""
+    for table in tables:
+        for file in table.files:
+            for _ in staged_groups(root, table, file):
+                pass
 
 
 class _Keeping:

@@ -1,0 +1,68 @@
+"""`ackline doctor`: what it names of a pipeline file that is valid and can't do what its author means."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.memory_command import MemoryCommand
+from tests.support.memory_lane import OK, MemoryLane
+
+PRICE = {"name": "price", "handler": "handlers.shop:price", "input": "source.items", "group_by": "key"}
+TOTAL = {"name": "total", "handler": "handlers.shop:total", "input": "price", "group_by": "key", "join": True}
+REJECTED = {"from": "price.rejected", "topic": "rejected"}
+
+
+@pytest.fixture
+def lane() -> MemoryLane:
+    return MemoryLane(OK, handler="handlers.shop:split", steps=[PRICE, TOTAL], outputs=[REJECTED])
+
+
+def details(ackline: MemoryCommand, lane: MemoryLane, **changes: Any) -> dict[str, tuple[bool, str]]:
+    """What doctor says of the pipeline with these settings, by the name of the check."""
+    lane.settings |= changes
+    checks = json.loads(ackline("doctor", "lane", "--json").output)
+    return {check["check"]: (check["ok"], check["detail"]) for check in checks}
+
+
+def test_a_pipeline_file_that_is_not_valid_is_named_once_with_the_hint_first(
+    ackline: MemoryCommand, tmp_path: Path
+) -> None:
+    file = tmp_path / "lane.yaml"
+    file.write_text(file.read_text().replace("dead_letter", "dead_leter"))
+    done = ackline("doctor", "lane")
+    (failed,) = [line for line in done.output.splitlines() if line.startswith("FAIL pipeline file")]
+    assert failed.endswith("dead_leter: unknown key; did you mean `dead_letter`?")
+    assert (done.status, done.output.count("dead_leter: unknown key")) == (1, 1)
+
+
+def test_streams_that_the_handlers_emit_need_no_warning(ackline: MemoryCommand, lane: MemoryLane) -> None:
+    assert "streams" not in details(ackline, lane)
+
+
+def test_a_misspelt_stream_is_a_warning_with_the_nearest_name_in_the_source_of_its_handler(
+    ackline: MemoryCommand, lane: MemoryLane
+) -> None:
+    """It is no error: a handler may make up the names of its streams."""
+    found = details(ackline, lane, steps=[PRICE | {"input": "source.itmes"}, TOTAL])["streams"]
+    assert found == (
+        True,
+        "warning: source.itmes is taken, and that name does not stand in the source of handlers.shop:split; did you "
+        "mean items?",
+    )
+    found = details(ackline, lane, steps=[PRICE, TOTAL], outputs=[REJECTED | {"from": "price.rejectd"}])["streams"]
+    assert found[1].endswith("handlers.shop:price; did you mean rejected?")
+
+
+def test_a_handler_that_does_not_import_is_named_once_and_hides_no_other_check(
+    ackline: MemoryCommand, lane: MemoryLane
+) -> None:
+    found = details(ackline, lane, handler="handlers.shop:splitt")
+    assert found["handler"] == (
+        False,
+        "handler handlers.shop:splitt does not import: AttributeError: module 'handlers.shop' has no attribute "
+        "'splitt'; did you mean split?",
+    )
+    assert "streams" not in found
+    assert found["topic orders"] == (True, "1 partition")
