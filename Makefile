@@ -18,10 +18,10 @@ help: ## print the targets
 setup: ## the virtual environment and the JARs; nothing to do when they are there
 	@scripts/setup.sh
 
-demo: setup ## the main job on a real broker, Airflow, Spark and Delta, cleaned up afterwards
+demo: setup ## the main job on a real broker, Airflow, Spark and Delta, in a few minutes; cleaned up afterwards
 	@ackline demo
 
-up: setup ## the demo, left running; prints the page's address and the login
+up: setup ## the demo, in a few minutes, and left running; then prints the page's address and the login
 	@ackline demo --keep
 
 down: setup ## stop what `make up` left running

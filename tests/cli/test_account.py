@@ -66,6 +66,16 @@ def test_the_commonest_errors_are_shown_with_a_message_and_the_command_that_show
     assert lines[-1] == "`ackline audit lane --outcome failed --turn 1` shows each of them."
 
 
+def test_after_a_run_of_several_turns_the_command_shows_the_attempts_of_that_run(ackline: MemoryCommand) -> None:
+    """A run takes the next turn at once while its last one met no record."""
+    lane = ackline.lane = MemoryLane(max_uncommitted=10, retry={"initial_delay": "1h"})
+    lane.log().add_gap(10)
+    lane.produce(FAILS)
+    lines = ackline("run", "lane").output.splitlines()
+    assert [line for line in lines if line.startswith("Turn ")] == ["Turn 1: run", "Turn 2: run"]
+    assert lines[-1] == "`ackline audit lane --outcome failed --run run` shows each of them."
+
+
 def test_a_turn_after_a_reset_is_named_with_its_epoch(ackline: MemoryCommand, lane: MemoryLane) -> None:
     assert "Turn 1: run" in ackline("run", "lane").output
     lane.perform(TurnKind.RESET)

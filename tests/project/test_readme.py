@@ -70,6 +70,16 @@ def test_the_record_of_the_last_comment_fails_at_each_attempt(handler: Any) -> N
     assert [outcome(handler, event, attempt) for attempt in (1, 2, 3)] == ["failed: JSONDecodeError"] * ATTEMPTS
 
 
+def test_the_first_skipped_records_are_orders_in_pounds_and_orders_that_were_erased(handler: Any) -> None:
+    """The rows of a turn are sorted by partition and offset."""
+    (limit,) = re.findall(
+        r"audit first --outcome skipped --limit (\d+) +# the orders in pounds, and", _blocks()["sh"].text
+    )
+    log = [event for event in orders(1000) if (_murmur2(event.key) & 0x7FFFFFFF) % PARTITIONS == 0]
+    skipped = ["erased" if event.value is None else outcome(handler, event, 1) for event in log]
+    assert set([each for each in skipped if each in ("erased", "Skip")][: int(limit)]) == {"erased", "Skip"}
+
+
 def test_the_comment_on_the_delays_is_what_the_policy_does(pipeline: Pipeline) -> None:
     policy = pipeline.retry.policy_of_numbers()
     failed_at = datetime(2026, 1, 1, tzinfo=UTC)

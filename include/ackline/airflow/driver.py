@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
+from ackline.errors import AcklineError, ConfigError, FatalError, TransientError, counted
 from ackline.ledger.turns import LIVE
 from ackline.tables.lease import ProcessIdentity
 
@@ -165,9 +165,9 @@ def take_turns(name: str, run_id: str, secrets: Secrets, lane: str | None, optio
         session = partial(open_session, "-".join(filter(None, ["ackline", name, lane])), pipeline.spark)
         if lane is not None:
             done = run_backfill(adapters, session, options.max_records, reason=options.reason)
-            return f"{name} {lane}: {len(done.plans):,} turns, {done.calls:,} handler calls"
+            return f"{name} {lane}: {counted(len(done.plans), 'turn')}, {counted(done.calls, 'handler call')}"
         done = replay_until_records(adapters, session)
     if not done.plans:
         return f"{name}: no turn is open"
     void = f"; void: {done.voided[-1]}" if done.voided else ""
-    return f"{done.plans[-1].turn}: {done.calls:,} handler calls{void}"
+    return f"{done.plans[-1].turn}: {counted(done.calls, 'handler call')}{void}"

@@ -55,7 +55,7 @@ def _counts(numbers: dict[Outcome, int]) -> str:
     return ", ".join(f"{number:,} {word}" for word, number in sorted(numbers.items()))
 
 
-def failure_lines(ran: RunResult, store: LedgerStore, name: str) -> list[str]:
+def failure_lines(ran: RunResult, store: LedgerStore, name: str, run_id: str) -> list[str]:
     """Returns the commonest errors of a run with a message each, and the command that shows each failed attempt.
 
     Returns nothing where the rows can't be read: the run has ended well, and its report must not fail it.
@@ -76,7 +76,10 @@ def failure_lines(ran: RunResult, store: LedgerStore, name: str) -> list[str]:
     if more := classes[SHOWN_CLASSES:]:
         lines.append(f"  {sum(each.number for each in more):,} of other classes ({len(more):,})")
     last = turns[-1]
-    where = f"--turn {last.n}" + (f" --epoch {last.epoch}" if last.epoch else "") if len(turns) == 1 else ""
+    # Turns in a row are those of this run, but for one that another run has replayed.
+    where = (
+        f"--turn {last.n}" + (f" --epoch {last.epoch}" if last.epoch else "") if len(turns) == 1 else f"--run {run_id}"
+    )
     word = "failed" if ran.outcomes[Outcome.FAILED] else "dropped"
-    lines.append(f"`ackline audit {name} --outcome {word}{' ' if where else ''}{where}` shows each of them.")
+    lines.append(f"`ackline audit {name} --outcome {word} {where}` shows each of them.")
     return lines

@@ -161,7 +161,7 @@ def run(
         if take_over and adapters.lease is not None:
             adapters = replace(adapters, lease=replace(adapters.lease, when_held=WhenHeld.TAKE_OVER))
         ran = runs.run(adapters, lambda: start_spark(adapters, on_progress), _warn_once(adapters), on_progress)
-        store = adapters.store
+        store, run_id = adapters.store, adapters.run_id
     if as_json:
         formats.print_json(run_object(ran, store).dump())
         return
@@ -172,7 +172,7 @@ def run(
         out.print(f"A turn was void: {reason}")
     for plan in ran.plans:
         tables.print_turn(out, plan, store.settlement(plan.turn), ran.commit.committed if ran.commit else {})
-    tables.print_lines(out, [*account_lines(ran, store.newest()), *failure_lines(ran, store, name)])
+    tables.print_lines(out, [*account_lines(ran, store.newest()), *failure_lines(ran, store, name, run_id)])
     if ran.answers:
         out.print(f"Answers from outside: {counts_text(ran.answers)}")
 

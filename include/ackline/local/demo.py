@@ -114,6 +114,11 @@ def _run(console: Console, keep: bool, cleanup: ExitStack) -> bool:
     else:
         folder = Path(tempfile.mkdtemp(prefix="ackline-demo-"))
     cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+    console.print(
+        f"The demo takes a few minutes. It starts a broker and Airflow, runs the pipeline orders over {RECORDS:,} "
+        f"orders and the pipeline shop over {SHOP_RECORDS:,}, each until nothing is pending, and has a checker judge "
+        f"both." + " Then it leaves all of it running." * keep
+    )
     broker = Broker(folder / "broker", detached=keep)
     with console.status("starting a broker"):
         cleanup.enter_context(broker)

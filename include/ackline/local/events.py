@@ -78,9 +78,13 @@ class OrderCounts:
         return self.records - self.dead - self.skipped
 
 
+_DRAWN = 300
+"""Chosen so that of the first 1,000 orders each kind comes early in partition 0, where the README looks at them."""
+
+
 def orders(count: int, seed: int = 0) -> Iterator[OrderEvent]:
     """Yields `count` events, the same for the same seed. Each kind has its share, rounded to whole events."""
-    rng = random.Random(seed)
+    rng = random.Random(seed + _DRAWN)
     kinds = [kind for kind, share in SHARES.items() for _ in range(round(count * share))]
     kinds += [OrderKind.PLAIN] * (count - len(kinds))
     rng.shuffle(kinds)
