@@ -73,6 +73,20 @@ def test_it_is_the_error_with_which_the_run_stops(open_turn: bool) -> None:
     assert str(error).startswith(standing.sentence[:60])
 
 
+def test_a_turn_that_another_process_ends_meanwhile_is_nothing_that_the_lane_stands_still_for() -> None:
+    """Its files are removed once it is settled, which looks as if they were lost."""
+    lane, looks = MemoryLane(OK).after_replay(), list[int]()
+
+    def check(_: object) -> None:
+        looks.append(1)
+        if len(looks) == 1:
+            lane.settle()
+            raise LedgerError("files of the turn are gone")
+
+    assert what_stands_still(lane.adapters(), check) is None
+    assert len(looks) == 2
+
+
 def test_changed_settings_under_pending_records_name_the_way_back() -> None:
     lane = MemoryLane(FAILS, retry={"initial_delay": "1h"}).after_run()
     lane.settings["guarantee"] = "at_most_once"

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from ackline.actions.status import (
     status_object,
 )
 from ackline.cli.status import _held_lines, _open_lines
-from ackline.cli.tables import fitting_table, print_status, steps_table
+from ackline.cli.tables import STATUS_COLUMNS, fitting_table, print_status, steps_table
 from ackline.errors import TransientError
 from ackline.handler import Durations, StepCounts
 from ackline.lane.lease import TurnLease
@@ -90,14 +91,23 @@ def test_in_a_narrow_terminal_the_columns_that_do_not_fit_fold_into_a_second_lin
     lane.run()
     lines = lines_of(lambda out: print_status(out, "lane", status(lane.adapters())), width=width)
     assert max(map(len, lines)) <= width
-    header, text = re.split(" {2,}", lines[1]), " ".join(" ".join(lines).split())
-    assert not {"acked", "dead", "next due"} & set(header)
-    (first,) = [at for at, line in enumerate(lines) if line.startswith("orders[0]")]
-    assert lines[first + 1].startswith("  ")
-    assert "next due 03-01 13:00:00" in text
-    assert text.count("acked 1, dead 1") == 1, "of orders[0]"
-    assert text.count("acked 2, dead 0") == 1, "of orders[1]"
-    assert text.count("acked 3, dead 1") == 1, "of all"
+    every = {name: values_of(lines, name) for name in ("orders[0]", "orders[1]", "all 2")}
+    assert every["orders[0]"].keys() >= {*STATUS_COLUMNS} - {"seconds", ""}, "no column is missing"
+    assert [every[name]["acked"] for name in every] == ["1", "2", "3"]
+    assert [every[name]["dead"] for name in every] == ["1", "0", "1"]
+    assert every["orders[0]"]["next due"] == every["all 2"]["next due"] == "03-01 13:00:00"
+
+
+def values_of(lines: list[str], partition: str) -> dict[str, str]:
+    """What the table shows of a partition: in its row, and in the lines below it."""
+    (at,) = [number for number, line in enumerate(lines) if line.startswith(partition)]
+    header, row = (re.split(" {2,}", line.strip()) for line in (lines[1], lines[at]))
+    below = " ".join(line.strip() for line in takewhile(lambda line: line.startswith("  "), lines[at + 1 :]))
+    folded = [
+        next(name for name in STATUS_COLUMNS if name and part.startswith(f"{name} ")) for part in below.split(", ")
+    ]
+    values = [part.removeprefix(f"{name} ") for name, part in zip(folded, below.split(", "), strict=True)]
+    return dict(zip(header, row, strict=False)) | dict(zip(folded, values, strict=True))
 
 
 def test_columns_go_in_the_order_of_their_importance() -> None:

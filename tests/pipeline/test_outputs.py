@@ -161,6 +161,17 @@ def test_the_columns_are_named_the_nearest_first_and_a_hidden_field_is_not_named
     assert problems[2] == problems[3] == f"its field *** {named.format('', ', extra_5', 4)}"
 
 
+def test_a_column_that_may_be_of_a_record_is_not_named() -> None:
+    rows: list[dict[Any, Any]] = [{"amuont": 1}, {"zebra": "x"}]
+    _, problems = fit_rows(rows, {"zebra": "long", "amount": "long"}, [(), ()], {"amount"})
+    assert problems == {
+        0: "its field amuont is none of the columns amount and 1 more",
+        1: "its *** is no long (it is of type str)",
+    }
+    _, problems = fit_rows(rows, {"zebra": "long"}, [(), ()], set())
+    assert problems[0] == "its field amuont is no column of the table"
+
+
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c"]), VALUES), max_size=5), st.sampled_from(TYPES))
 def test_rows_of_any_values_make_columns_of_their_types(rows: list[dict[str, Any]], kind: str) -> None:
     for columns in ({"a": kind, "b": "string"}, infer_columns(rows)):

@@ -67,10 +67,36 @@ def what_stands_still(
     Raises nothing of a lane's state: what can't be read, is what the lane stands still for. What passes by itself, as
     an answer that does not come in time, is nothing that a lane stands still for.
     """
-    try:
-        newest, open_plan = adapters.newest_and_open_plan()
-    except AcklineError as error:
-        return None if isinstance(error, TransientError) else _of_error(adapters, error)
+    found = None
+    for _ in range(_LOOKS):
+        try:
+            newest, open_plan = adapters.newest_and_open_plan()
+            found = _found(adapters, newest, open_plan, check_next, reads_broker)
+            # A run that goes on meanwhile removes files of a turn that it has settled, as if they were lost.
+            if found is None or _place(*adapters.newest_and_open_plan()) == _place(newest, open_plan):
+                return found
+        except TransientError:
+            return None
+        except AcklineError as error:
+            return _of_error(adapters, error)
+    return found
+
+
+_LOOKS = 3
+"""How often a lane is looked at that another process moves on meanwhile."""
+
+
+def _place(newest: Settlement | None, open_plan: Plan | None) -> tuple[object, object]:
+    return newest and newest.turn, open_plan and open_plan.turn
+
+
+def _found(
+    adapters: Adapters,
+    newest: Settlement | None,
+    open_plan: Plan | None,
+    check_next: Callable[[Adapters], object],
+    reads_broker: bool,
+) -> StandsStill | None:
     planning = _error_of(lambda: _check_plan(adapters, newest, open_plan, check_next if reads_broker else None))
     if planning is not None and open_plan is not None:
         return _of_error(adapters, planning)  # no other turn is taken before the open one has ended
@@ -196,7 +222,8 @@ def _keeps_back(
     if not paused or (open_plan is not None and len(paused) == len(lane)):
         return None
     command = f"ackline resume {adapters.pipeline.name}"
-    what = f"{listed(map(str, paused))} {'is' if len(paused) == 1 else 'are'} paused, so a run reads nothing of it"
+    verb, them = ("is", "it") if len(paused) == 1 else ("are", "them")
+    what = f"{listed(map(str, paused))} {verb} paused, so a run reads nothing of {them}"
     whole = "all its partitions are paused, so a run reads nothing"
     return StandsStill(
         reason=PAUSED_LANE,

@@ -125,7 +125,7 @@ def print_plan(out: Console, plan: Plan, adopted: bool) -> None:
         for tp, planned in sorted(plan.partitions.items())
     ]
     kind = "" if plan.kind is TurnKind.RUN else f"{plan.kind}, "
-    title = f"Turn {plan.turn.n} of {plan.turn.pipeline}: {kind}{state}"
+    title = f"{turn_text(plan.turn)} of {plan.turn.pipeline}: {kind}{state}"
     columns = ["partition", "fresh", "offsets", "retries", "floor", "log end", "why"]
     shown = columns if _has_value(rows, -1) else columns[:-1]
     print_table(out, title, shown, rows, ("partition", "offsets", "retries", "why", "fresh"))
@@ -246,7 +246,9 @@ def print_folded(
     """
     width = out.width if out.file.isatty() else sys.maxsize
     chosen = fitting_columns(columns, rows, keep, width)
+    rank = {name: number for number, name in enumerate(keep)}
     folded = [index for index in range(len(columns)) if index not in chosen and _has_value(rows, index)]
+    folded.sort(key=lambda index: rank.get(columns[index], len(rank)))
     names, shown = [columns[index] for index in chosen], [[row[index] for index in chosen] for row in rows]
     widths = [max(len(_cell(cell)) for cell in column) for column in zip(names, *shown, strict=True)]
     # A name that is longer than what the other columns leave folds.
@@ -270,8 +272,8 @@ def short_time(at: datetime | None) -> str | None:
 
 STATUS_COLUMNS = ("partition", "log start", "log end", "committed", "floor", "complete to", "retry", "dead letter",
                   "in flight", "due", "next due", "lag", "seconds", "acked", "dead", "")  # fmt: skip
-_STATUS_FIRST = ("partition", "floor", "lag", "", "retry", "seconds", "dead letter", "log end", "committed", "next due",
-                 "log start", "due", "complete to", "acked", "dead")  # fmt: skip
+_STATUS_FIRST = ("partition", "floor", "lag", "", "retry", "seconds", "dead letter", "log end", "committed", "acked",
+                 "dead", "next due", "due", "in flight", "complete to", "log start")  # fmt: skip
 MOST_PARTITIONS = 20
 """How many partitions `ackline status` lists: the worst ones."""
 
@@ -328,7 +330,7 @@ def _status_totals(partitions: Sequence[PartitionStatus]) -> list[Any]:
         *(sum(status.pending[kind] for status in partitions) for kind in partitions[0].pending),
         sum(status.due for status in partitions),
         short_time(due),
-        sum(status.lag or 0 for status in partitions),
+        sum(lags) if (lags := [status.lag for status in partitions if status.lag is not None]) else None,
         round(max(ages)) if ages else None,
         sum(status.totals["acked"] for status in partitions),
         sum(status.totals["dead"] for status in partitions),

@@ -118,23 +118,31 @@ def _common(counts: Counter[str]) -> str:
 
 
 def fit_rows(
-    rows: Sequence[Mapping[Any, Any]], columns: Columns, hidden: Sequence[Collection[Any]] = ()
+    rows: Sequence[Mapping[Any, Any]],
+    columns: Columns,
+    hidden: Sequence[Collection[Any]] = (),
+    shown: Collection[str] | None = None,
 ) -> tuple[list[pa.Array], dict[int, str]]:
     """Returns the rows as arrays, one for each column, and why which rows do not fit, by their index.
 
     The arrays hold null where a value does not fit. The reasons name columns, fields and types, and no value; `hidden`
-    has for each row the fields whose names they must not show.
+    has for each row the fields whose names they must not show, `shown` the columns that they may name; None: all.
     """
+    named = list(columns) if shown is None else [name for name in columns if name in shown]
     problems: dict[int, str] = {}
     names = frozenset(columns)
     for number, row in enumerate(rows):
         if not row.keys() <= names:
             unknown = [name for name in row.keys() - names if row[name] is not None]
             secret = hidden[number] if hidden else ()
-            shown = sorted(name for name in unknown if type(name) is str and name.isprintable() and name not in secret)
+            fields = sorted(name for name in unknown if type(name) is str and name.isprintable() and name not in secret)
             if unknown:
-                problems[number] = f"its field {shown[0] if shown else MASK} is none of {_listed(shown[:1], columns)}"
-    arrays = [_fit([row.get(name) for row in rows], name, kind, problems) for name, kind in columns.items()]
+                listed = _listed(fields[:1], named, len(columns))
+                problems[number] = f"its field {fields[0] if fields else MASK} is {listed}"
+    arrays = [
+        _fit([row.get(name) for row in rows], name if name in named else MASK, kind, problems)
+        for name, kind in columns.items()
+    ]
     return arrays, problems
 
 
@@ -142,12 +150,13 @@ _LISTED = 8
 """How many columns a message names."""
 
 
-def _listed(unknown: Sequence[str], columns: Columns) -> str:
-    """Returns the columns for a message, those that are most like an unknown field first."""
+def _listed(unknown: Sequence[str], columns: Sequence[str], number: int) -> str:
+    """Returns what a message says of an unknown field: it names the `columns`, those most like the field first, and
+    counts the others of the `number` that there are."""
     near = get_close_matches(unknown[0], columns, 1) if unknown else []
-    names = [*near, *(name for name in columns if name not in near)]
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"the columns {', '.join(names[:_LISTED])}{more}"
+    names = [*near, *(name for name in columns if name not in near)][:_LISTED]
+    more = f" and {number - len(names)} more" if number > len(names) else ""
+    return f"none of the columns {', '.join(names)}{more}" if names else "no column of the table"
 
 
 def _fit(values: list[Any], name: str, kind: str, problems: dict[int, str]) -> pa.Array:

@@ -227,7 +227,12 @@ class _StagedTable:
             reason = f"no columns of the table {self._output.table} follow from nulls alone; write `columns`"
             yield from (BadRow(row, reason) for row in rows)
             return
-        arrays, problems = fit_rows(values, self._columns, [row.row.hidden for row in rows])
+        # Of inferred columns a message may name those that stand in the source of a handler: another one may be of a
+        # record, such as that of a mapping by customer. Declared ones stand in the pipeline file.
+        hidden, shown = [row.row.hidden for row in rows], None
+        if self._inferred is not None:
+            shown = frozenset[Any]().union(*values) - frozenset[Any]().union(*hidden)
+        arrays, problems = fit_rows(values, self._columns, hidden, shown)
         kept = [number for number in range(len(rows)) if number not in problems]
         for number, problem in problems.items():
             reason = scrub(f"a row does not fit the table {self._output.table}: {problem}", ())
