@@ -381,11 +381,15 @@ def test_i18_what_stands_still_is_the_first_line_of_each_command_that_shows_a_la
         commands += [["status", *options]]
     else:
         commands += [["doctor", "lane"]]
+    unreadable = "missing" in state
     for command in commands:
-        first = ackline(*command).output.splitlines()[0]
+        shown = ackline(*command)
+        if unreadable and not shown.output:  # there is no lane to show: the reason is an error as any other
+            assert shown.errors.startswith("ackline: settlement of turn 1 "), command
+            continue
+        first = shown.output.splitlines()[0]
         assert begins in first, command
         assert wanted is None or f"ackline {wanted}" in first or wanted == "doctor lane", command
-    unreadable = "missing" in state
     if not unreadable:
         standing = ackline("status", "lane", *options, "--json").json["stands_still"]
         assert (standing["reason"], standing["partial"]) == (reason, reason in PARTIAL)

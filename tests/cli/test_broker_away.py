@@ -112,10 +112,14 @@ def test_doctor_asks_the_broker_once_and_goes_on(ackline: MemoryCommand) -> None
     assert "ok   pipelines: lane" in done.output
 
 
-def test_a_lane_that_has_not_run_says_so(ackline: MemoryCommand, away: None) -> None:
+def test_of_a_lane_that_has_not_run_there_is_nothing_else_to_show(ackline: MemoryCommand, away: None) -> None:
     ackline.lane = MemoryLane(OK)
-    first, *_ = ackline("status", "lane").output.splitlines()
-    assert first == f"N{AWAY[1:]}. The lane has not run yet, so no state of it is stored."
+    for command in ("status", "explain"):
+        shown = ackline(command, "lane")
+        assert (shown.status, shown.output, shown.errors) == (1, "", f"ackline: {AWAY}\n")
+    (pipeline,) = ackline("status", "--json").json["pipelines"]
+    assert (pipeline["health"], pipeline["problem"], pipeline["pending"]) == ("unreadable", AWAY, None)
+    assert f"FAIL broker: {AWAY}" in ackline("doctor", "lane").output
 
 
 def test_a_connection_that_is_not_defined_hides_no_stored_state(
@@ -158,8 +162,8 @@ def test_no_line_of_the_kafka_client_reaches_standard_error(tmp_path: Path) -> N
         "from ackline.kafka import cluster; cluster.CONNECT_TIMEOUT = 1.0; from ackline.cli.app import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, "status", "lane"],
+        [sys.executable, "-c", program, "status"],
         env=os.environ | variables, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (1, ""), done.stderr
-    assert done.stdout.startswith("No broker answers at 127.0.0.1:9"), done.stdout
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert done.stdout.startswith("lane: no broker answers at 127.0.0.1:9: "), done.stdout

@@ -299,7 +299,7 @@ LOGIN = {
 @pytest.mark.parametrize(
     ("kafka", "command", "advice"),
     [
-        ({"bootstrap_servers": "127.0.0.1:1"}, "run", "(at 127.0.0.1:1); check that the broker is up"),
+        ({"bootstrap_servers": "127.0.0.1:1"}, "run", "no broker answers at 127.0.0.1:1: Connect to"),
         ({"properties": LOGIN}, "plan", "check security.protocol, the login and the certificates of the connection"),
         ({"properties": {"security.protocol": "SSL"}}, "status", "SSL"),
     ],

@@ -202,7 +202,7 @@ class Unreachable:
         error = f"{str(self.error).rstrip('.')}."
         error = error[0].upper() + error[1:]
         if self.turn is None or self.settled_at is None:
-            return f"{error} The lane has not run yet, so no state of it is stored."
+            return error
         return (
             f"{error} What is shown is the state that turn {self.turn.n} of epoch {self.turn.epoch} has stored at "
             f"{self.settled_at:%Y-%m-%d %H:%M:%S} UTC. The logs, the group's commits and the lag are not known."

@@ -86,7 +86,7 @@ def examine(name: str | None) -> Iterator[Check]:
         return
     with ExitStack() as stack:
         try:
-            adapters, away = stack.enter_context(opened_to_read(name))
+            adapters, away = stack.enter_context(opened_to_read(name, needs_state=False))
         except AcklineError as error:
             yield from _machine()
             named = list(_files(name))
@@ -255,12 +255,12 @@ def _topic(adapters: Adapters, topic: str, found: TopicInfo | None, of_ours: boo
     """Returns whether a topic exists with the partitions that the file names; `of_ours` if it is one that Ackline
     writes, or reads answers from."""
     pipeline = adapters.pipeline
+    waits = not of_ours and pipeline.missing_topics == "wait"
     if found is not None:
         gone = [number for number in (pipeline.kafka.partitions or {}).get(topic, []) if number not in found.partitions]
         detail = counted(len(found.partitions), "partition")
         detail += f"; partition {', '.join(map(str, gone))} of the file is missing" if gone else ""
-        return Check(f"topic {topic}", not gone, detail)
-    waits = not of_ours and pipeline.missing_topics == "wait"
+        return Check(f"topic {topic}", waits or not gone, detail)
     remedy = "correct its name or the connection, or create it"
     if topic == pipeline.dead_letter_topic:
         remedy = "create it, or write `dead_letter: none`"

@@ -55,13 +55,12 @@ def explain(
     with opened_to_read(name, now, lane) as (adapters, away):
         reads_broker = away is None
         standing = standstill_of(adapters, reads_broker)
-        with tables.ends_at(standing, as_json):
-            if tp is not None and offset is not None:
-                record = explain_record(adapters, tp, offset, standing, reads_broker)
-                _print_record(record, adapters.pipeline.steps is not None, standing, away, as_json)
-            else:
-                explanations = explain_partitions(adapters, tp, standing, reads_broker)
-                _print_partitions(name, explanations, tp is not None, standing, away, as_json)
+        if tp is not None and offset is not None:
+            record = explain_record(adapters, tp, offset, standing, reads_broker)
+            _print_record(record, adapters.pipeline.steps is not None, standing, away, as_json)
+        else:
+            explanations = explain_partitions(adapters, tp, standing, reads_broker)
+            _print_partitions(name, explanations, tp is not None, standing, away, as_json)
     end_unreachable(away, as_json)
 
 

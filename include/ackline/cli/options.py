@@ -283,12 +283,13 @@ NO_BROKER = "127.0.0.1:9"
 
 @contextmanager
 def opened_to_read(
-    name: str, now: str | None = None, lane: str = LIVE
+    name: str, now: str | None = None, lane: str = LIVE, needs_state: bool = True
 ) -> Iterator[tuple[Adapters, Unreachable | None]]:
     """Opens a lane for a command that shows its state, with the reason for which its broker can't be read, and then
     nothing of Kafka is to be read; None if it can. Imports no handler.
 
-    Raises ConfigError for the lane of a backfill that has not begun.
+    Raises ConfigError for the lane of a backfill that has not begun. If `needs_state`, raises what keeps the broker
+    from being read where the lane has not begun: there is nothing else to show.
     """
     time, pipeline = time_of(now), pipeline_named(name)
     connection: Mapping[str, Any] | None
@@ -306,7 +307,10 @@ def opened_to_read(
                 adapters.cluster.reachable()
         except AcklineError as error:
             away = error
-        yield adapters, None if away is None else Unreachable.of(adapters, away)
+        unreachable = None if away is None else Unreachable.of(adapters, away)
+        if needs_state and away is not None and (unreachable is None or unreachable.turn is None):
+            raise away
+        yield adapters, unreachable
 
 
 def end_unreachable(away: Unreachable | None, as_json: bool) -> None:

@@ -99,8 +99,7 @@ def _show_one(
     """Shows a lane. Returns why its broker was not read; None if it was."""
     with opened_to_read(name, now, lane) as (adapters, away):
         standing = standstill_of(adapters, away is None)
-        with tables.ends_at(standing, as_json):
-            every, missing = status_and_missing(adapters, away is None)
+        every, missing = status_and_missing(adapters, away is None)
         tps = {TopicPartition(found.topic, found.partition): found for found in every}
         chosen = [tps[tp] for tp in choice.chosen(tps, name)] if choice != PartitionChoice() else every
         figures, open_turn = _step_figures(adapters), open_turn_of(adapters)

@@ -14,7 +14,6 @@ from rich.table import Table
 
 from ackline.actions.standstill import StandsStill
 from ackline.actions.status import PartitionStatus, Unreachable
-from ackline.errors import AcklineError
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.metrics import StepFigures, mean_and_max
 from ackline.ledger.offsets import TopicPartition, count
@@ -78,21 +77,6 @@ def print_standstill(out: Console, standing: StandsStill | None, away: Unreachab
     """Prints as the first lines what a lane stands still for, and why its broker was not read."""
     lines = [] if standing is None else [standing.line]
     print_lines(out, lines if away is None else [*lines, away.text], "red")
-
-
-@contextmanager
-def ends_at(standing: StandsStill | None, as_json: bool) -> Iterator[None]:
-    """Prints what a lane stands still for where the same keeps a command from reading the lane, and ends the command.
-
-    With `--json` the error is raised: there is no lane to print.
-    """
-    try:
-        yield
-    except AcklineError as error:
-        if standing is None or as_json or standing.sentence != str(error):
-            raise
-        print_standstill(console(), standing)
-        sys.exit(error.exit_status)
 
 
 def print_lines(out: Console, lines: Iterable[str], style: str | None = None) -> None:
