@@ -209,7 +209,7 @@ class AnyLane(MemoryLane):
 
     def run_and_report(self) -> None:
         """Runs the lane, and makes the report of the command `ackline run`."""
-        failure_lines(self.run(), self.adapters().store, "lane")
+        failure_lines(self.run(), self.adapters().store, "lane", "run")
         self.world.now += timedelta(seconds=SECONDS_A_TURN)
 
 

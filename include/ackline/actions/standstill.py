@@ -27,7 +27,7 @@ from ackline.lane.log_checks import listed
 from ackline.lane.plans import check_clock, check_open_plan_settings, check_settings_unchanged
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind
-from ackline.ledger.turns import LIVE, Plan, Settlement, TurnKind
+from ackline.ledger.turns import Plan, Settlement, TurnKind
 from ackline.outputs.checks import check_outputs_of
 from ackline.outputs.keep import check_open_skip, check_staged_rows
 from ackline.outputs.turn import check_publishable
