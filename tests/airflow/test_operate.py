@@ -108,7 +108,7 @@ def test_a_void_and_an_adoption_are_acts_of_the_same_form(lane: MemoryLane, form
 
 @pytest.mark.parametrize(
     "values",
-    [{"action": "delete"}, {"partitions": [-1]}, {"partitions": ["0"]}, {"topics": ["a/b"]}, {"by": "5"},
+    [{"action": "delete"}, {"partitions": [-1]}, {"partitions": ["x"]}, {"topics": ["a/b"]}, {"by": "5"},
      {"offsets": "1-2"}, {"confirm": "yes"}, {"reason": "x" * 501}],
     ids=str,
 )  # fmt: skip
@@ -164,6 +164,46 @@ def test_each_field_has_a_title_and_a_description_and_an_act_is_never_retried(
     assert [(task.task_id, task.retries) for task in dag.tasks] == tasks
     assert (dag.max_active_runs == 1) == (make is not backfill_dag)
     assert not dag.schedule, "the pipeline file has none"
+
+
+@pytest.mark.parametrize("make", [backfill_dag, operate_dag, replay_dag])
+def test_a_form_is_short_has_confirm_in_sight_and_asks_for_nothing_that_may_be_empty(
+    make: Callable[[Pipeline, str], DAG],
+) -> None:
+    """Airflow's form shows a star at each field whose type has no null, all fields of a DAG, those of named sections
+    closed, and `null` for a choice that has no text of its own."""
+    params = make(Pipeline.model_validate(yaml.safe_load(GOOD)), "dags/file.py").params
+    schemas = {name: params.get_param(name).schema for name in params}
+    starred = [name for name, schema in schemas.items() if "null" not in schema["type"]]
+    assert starred == (["action"] if make is operate_dag else [])
+    open_ = [name for name, schema in schemas.items() if "section" not in schema]
+    expected = {
+        "backfill_dag": ["ranges", "confirm"],
+        "operate_dag": ["action", "reason", "confirm"],
+        "replay_dag": ["max_records", "only_retries", "partitions"],
+    }
+    assert open_ == expected[make.__name__]
+    assert list(schemas)[: len(open_)] == open_, "they come first"
+    for name, schema in schemas.items():
+        if None in schema.get("enum", ()):
+            assert schema["values_display"]["null"], name
+        if schema["type"] == ["null", "array"]:
+            assert schema["items"].get("type") in (None, "string"), "a line for each, and no editor of JSON"
+
+
+def test_the_sections_of_the_form_name_the_actions_that_take_their_fields() -> None:
+    titles = dict.fromkeys(param.schema.get("section") for param in operate.operate_params().values())
+    assert list(titles) == [
+        None,
+        "Which partitions and records: retry, skip, reset, pause, resume",
+        "Where to: skip, reset",
+        "The open turn: void",
+    ]
+
+
+def test_numbers_may_come_as_lines_of_text(form: Form) -> None:
+    texts, numbers = (form.trigger(action="pause", partitions=chosen) for chosen in (["0"], [0]))
+    assert texts == numbers
 
 
 def test_a_scheduled_run_has_the_defaults_and_asks_for_everything(params: ParamsDict) -> None:

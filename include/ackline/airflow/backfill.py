@@ -28,19 +28,30 @@ from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook
 from ackline.airflow.operate import params_of
 from ackline.airflow.operators import ACTOR, PipelineOperator, ReplayOperator, airflow_errors, new_dag, opened
 from ackline.backfill.form import (
+    ALL,
     CONFIRM,
     CONFIRM_OFFSETS,
+    DEAD_LETTER,
+    DEADLINE,
+    EPOCH,
     FIELDS,
+    FROM,
     HANDLER,
     ID,
+    MAX_RATE,
     MAX_RECORDS,
+    OF,
+    OUTCOME,
+    RUN,
+    TO,
     BackfillRequest,
     request_of,
 )
+from ackline.backfill.form import REASON as REASON_FIELD
 from ackline.errors import ConfigError
 from ackline.ledger.account import UNREAD, Account
 from ackline.ledger.fold import PendingKind
-from ackline.pipeline.form import Entered, Field
+from ackline.pipeline.form import ERROR_CLASS, Entered, Field
 from ackline.pipeline.pipeline import Pipeline
 from ackline.scrub import scrub
 
@@ -67,7 +78,8 @@ def backfill_params(pipeline: Pipeline) -> dict[str, Param]:
     handlers = tuple(dict.fromkeys([*pipeline.handlers, *pipeline.backfill.handlers]))
     changed: dict[Field, dict[str, Any]] = {
         ID: {"help": f"{ID.help} Empty: made of the DAG run's id."},
-        HANDLER: {"choices": handlers},
+        HANDLER: {"choices": handlers, "shown": ((None, "that of the pipeline file"),)},
+        OUTCOME: {"shown": ((None, "any"),)},
         MAX_RECORDS: {
             "help": "Read so many offsets and end, without waiting for retries. Empty: until every offset is settled."
         },
@@ -76,7 +88,21 @@ def backfill_params(pipeline: Pipeline) -> dict[str, Param]:
             f"as the dry run shows it."
         },
     }
-    return params_of(FIELDS, changed)
+    sections = {
+        "Which records: all, by time, by outcome": (ALL, FROM, TO, OUTCOME, ERROR_CLASS, RUN, OF),
+        "How: limits, handler, dead letters, an earlier backfill": (
+            CONFIRM_OFFSETS,
+            ID,
+            EPOCH,
+            HANDLER,
+            MAX_RECORDS,
+            MAX_RATE,
+            DEAD_LETTER,
+            DEADLINE,
+            REASON_FIELD,
+        ),
+    }
+    return params_of(FIELDS, changed, sections)
 
 
 def entered_by(context: Context) -> Entered:

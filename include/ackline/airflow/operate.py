@@ -1,8 +1,12 @@
 """The forms of the DAGs, and the DAGs `operate__NAME` and `ackline_maintenance`.
 
-Each param of a form has a title, an explanation, and the schema that refuses wrong values.
+Each param of a form has a title, an explanation, and the schema that refuses wrong values. Airflow's form shows all
+params of a DAG: none may depend on the value of another. So the fields that few runs need are in sections, which it
+shows closed, and what each run needs stays on one screen with Confirm. It marks a param as required whose type has no
+null, so only those have none that may not be empty.
 
-`operate__NAME` is made of each pipeline file: one form for all actions of an operator. A run of it does what the
+`operate__NAME` is made of each pipeline file: one form for all actions of an operator, because a DAG an action would be
+seven DAGs more a pipeline. The sections name the actions that take their fields. A run of it does what the
 command of the same name does, by the same functions, so that Airflow's permissions and log apply to it. The form's
 schema refuses wrong values when a run is triggered; the task refuses what only the options together or the lane can
 show. A run is a dry run unless `confirm` is set: its log and its result show what would change. A task is never
@@ -11,18 +15,39 @@ retried: an action that is stored is done, and a second one would be another act
 `ackline_maintenance` does every six hours what `ackline maintain` does.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from airflow.sdk import DAG, BaseOperator, Context, CronDataIntervalTimetable, Param
 
-from ackline.actions.form import ACTIONS, CONFIRM, FIELDS
+from ackline.actions.form import (
+    ACTIONS,
+    ALL_PARTITIONS,
+    BY,
+    CONFIRM,
+    FIELDS,
+    GONE,
+    OFFSETS,
+    PAUSE,
+    TO,
+)
 from ackline.airflow.operators import ACTOR, PipelineOperator, airflow_errors, new_dag, opened
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.folder import audit_root
-from ackline.pipeline.form import INTERVAL_OFFSETS, MAX_RECORDS, RUN_FIELDS, Entered, Field, FieldType
+from ackline.pipeline.form import (
+    ERROR_CLASS,
+    INTERVAL_OFFSETS,
+    MAX_RECORDS,
+    NUMBER,
+    PARTITIONS,
+    RUN_FIELDS,
+    TOPICS,
+    Entered,
+    Field,
+    FieldType,
+)
 from ackline.pipeline.pipeline import Pipeline
 
 OPERATE_PREFIX = "operate__"
@@ -30,7 +55,8 @@ LISTED = 10
 """Partitions that XCom holds. The log names twenty, `ackline … --dry-run --json` all."""
 ACTION = Field(
     name="action", option="", title="Action", choices=tuple(ACTIONS), default="retry",
-    help=". ".join(f"{action.name}: {action.summary}" for action in ACTIONS.values()) + ".",
+    shown=tuple((action.name, f"{action.name}: {action.summary}") for action in ACTIONS.values()),
+    help="What to do. The sections below name the actions that take their fields.",
 )  # fmt: skip
 LISTED_TABLES = 10
 """Tables that XCom names. The log names all."""
@@ -38,32 +64,51 @@ SCHEDULE = "20 */6 * * *"
 """Every six hours: then a pipeline that runs every ten minutes does not get slower (`make bench`)."""
 
 
-def params_of(fields: Iterable[Field], changed: Mapping[Field, Mapping[str, Any]] | None = None) -> dict[str, Param]:
-    """Returns the params of the fields that the DAG's form has, in their order. `changed` is what differs in this DAG
-    from the table of the fields."""
-    of_dag = (replace(field, **(changed or {}).get(field, {})) for field in fields if field.in_dag)
-    return {field.name: param_of(field) for field in of_dag}
+Sections = Mapping[str, Sequence[Field]]
+"""The sections of a form, by their titles. Fields in none are shown first, and open."""
 
 
-def param_of(field: Field) -> Param:
-    """Returns the param of a field. A field that is left empty has null, or an empty list."""
+def params_of(
+    fields: Iterable[Field], changed: Mapping[Field, Mapping[str, Any]] | None = None, sections: Sections | None = None
+) -> dict[str, Param]:
+    """Returns the params of the fields that the DAG's form has: those in no section first, in their order. `changed` is
+    what differs in this DAG from the table of the fields."""
+    section_of = {field: title for title, of_section in (sections or {}).items() for field in of_section}
+    ordered = [field for field in fields if field.in_dag]
+    ordered.sort(key=lambda field: list(sections or ()).index(section_of[field]) if field in section_of else -1)
+    return {
+        field.name: param_of(replace(field, **(changed or {}).get(field, {})), section_of.get(field))
+        for field in ordered
+    }
+
+
+def param_of(field: Field, section: str | None = None) -> Param:
+    """Returns the param of a field, in a section of the form. A field that is left empty has null, or an empty list."""
     schema: dict[str, Any] = {name: getattr(field, name) for name in ("pattern", "format") if getattr(field, name)}
     bounds = {"minimum": field.minimum, "maximum": field.maximum}
     match field.type:
         case FieldType.TEXT:
-            schema |= {"type": ["null", "string"] if field.default is None else "string", "maxLength": 500}
+            schema |= {"type": ["null", "string"], "maxLength": 500}
         case FieldType.FLAG:
-            schema = {"type": "boolean"}
+            schema = {"type": ["null", "boolean"]}
         case FieldType.NUMBER:
             schema = {"type": ["null", "integer"], **bounds}
         case FieldType.TEXTS:
-            schema = {"type": "array", "items": {"type": "string", **schema}}
+            schema = {"type": ["null", "array"], "items": {"type": "string", **schema}}
         case FieldType.NUMBERS:
-            schema = {"type": "array", "items": {"type": "integer", **bounds}}
+            # Without a type of the items, Airflow's form shows a line for each, and not an editor of JSON.
+            numbers = [{"type": "integer", **bounds}, {"type": "string", "pattern": NUMBER}]
+            schema = {"type": ["null", "array"], "items": {"anyOf": numbers}}
     if field.nullable:
-        schema |= {"type": ["null", "array"], "minItems": 1}
+        schema["minItems"] = 1
     if field.choices:
-        schema["enum"] = list(field.choices) if field.default is not None else [None, *field.choices]
+        if field.default is None:
+            schema["enum"] = [None, *field.choices]
+        else:
+            schema |= {"type": "string", "enum": list(field.choices)}
+        schema["values_display"] = {"null" if value is None else value: text for value, text in field.shown}
+    if section is not None:
+        schema["section"] = section
     several = field.type in (FieldType.TEXTS, FieldType.NUMBERS)
     description = f"{field.help}, one on each line." if several else field.help
     return Param(field.empty, title=field.title, description=description, **schema)
@@ -76,11 +121,19 @@ def run_params(pipeline: Pipeline) -> dict[str, Param]:
         MAX_RECORDS: {"maximum": limit, "help": f"{MAX_RECORDS.help} Empty: {limit:,}, as in the file."},
         INTERVAL_OFFSETS: {"help": f"{INTERVAL_OFFSETS.help} Empty: {above:,}, the file's `backfill.confirm_above`."},
     }
-    return params_of(RUN_FIELDS, changed)
+    return params_of(RUN_FIELDS, changed, {"Only for Airflow's own backfill": [INTERVAL_OFFSETS]})
+
+
+_SECTIONS: Sections = {
+    "Which partitions and records": (TOPICS, PARTITIONS, OFFSETS, ERROR_CLASS),
+    "Where to": (TO, BY, ALL_PARTITIONS, GONE),
+    "The open turn": (PAUSE,),
+}
 
 
 def operate_params() -> dict[str, Param]:
-    """Returns the fields of the form. Each that only some actions take names these in its explanation."""
+    """Returns the fields of the form. Each that only some actions take names these in its explanation, and so does the
+    title of its section."""
     explained = {}
     for field in FIELDS:
         taken = [action for action in ACTIONS.values() if field in action.fields]
@@ -88,7 +141,11 @@ def operate_params() -> dict[str, Param]:
         if len(taken) == len(ACTIONS):
             help_ = f"{field.help} Required by {', '.join(action.name for action in taken if action.needs_reason)}."
         explained[field] = {"help": field.help if field is CONFIRM else help_}
-    return {ACTION.name: param_of(ACTION), **params_of(FIELDS, explained)}
+    sections = {}
+    for title, fields in _SECTIONS.items():
+        names = [action.name for action in ACTIONS.values() if set(fields) & set(action.fields)]
+        sections[f"{title}: {', '.join(names)}"] = fields
+    return {ACTION.name: param_of(ACTION), **params_of(FIELDS, explained, sections)}
 
 
 class OperateOperator(PipelineOperator):
@@ -121,6 +178,7 @@ def operate_dag(pipeline: Pipeline, file: str) -> DAG:
         file,
         "operate",
         schedule=None,
+        is_paused_upon_creation=False,  # it has no schedule
         max_active_runs=1,
         default_args={"retries": 0},
         params=operate_params(),

@@ -18,6 +18,8 @@ from ackline.errors import ConfigError
 from ackline.ledger.offsets import TopicPartition
 
 T = TypeVar("T")
+NUMBER = "^[0-9]{1,10}$"
+"""A number as Airflow's form has it in a list: a text."""
 
 
 class FieldType(Enum):
@@ -46,6 +48,8 @@ class Field:
     format: str | None = None
     choices: tuple[str, ...] = ()
     """The texts that the DAG offers; empty: any."""
+    shown: tuple[tuple[str | None, str], ...] = ()
+    """How the DAG's form shows choices; None is that nothing is chosen."""
     minimum: int = 0
     maximum: int | None = 2**31 - 1
     default: str | None = None
@@ -98,6 +102,9 @@ class Entered:
         value = self.values.get(field.name, field.empty)
         if value is None:
             return field.empty
+        if field.type is FieldType.NUMBERS and isinstance(value, list | tuple):
+            # Airflow's form has a line of text for each number.
+            value = [int(one) if isinstance(one, str) and re.fullmatch(NUMBER, one) else one for one in value]
         if not field.allows(value):
             bounds = f" from {field.minimum}" if field.type is FieldType.NUMBER else ""
             bounds += f" to {field.maximum:,}" if bounds and field.maximum is not None else ""
