@@ -7,7 +7,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from ackline.dead_letters.send import DeadRows, _runs_at
+from ackline.dead_letters.send import DeadRows, Letters, _runs_at
 from ackline.ledger.outcomes import Outcome, OutcomeRow
 from ackline.ledger.pending import NEVER, PendingKind, PendingRuns, PendingState
 from ackline.ledger.turns import TurnKind
@@ -100,15 +100,18 @@ def test_rows_of_dead_letters_are_held_as_columns_and_can_be_read_twice() -> Non
     starts = np.arange(count, dtype=np.int64) * 2
     codes, dues = np.zeros(count, dtype=np.int32), np.full(count, NEVER)
     waiting = PendingRuns(starts, starts + 1, codes, dues, [PendingState(PendingKind.DEAD_LETTER, 3, "Late")])
-    confirmed = array("q", starts[::-1].tolist())
+    last = starts[::-1]
+    confirmed = (array("q", last.tolist()), array("q", (last % 4).tolist()), array("q", (last * 10).tolist()))
     tracemalloc.start()
     try:
-        rows = DeadRows(_runs_at(waiting, confirmed), {Outcome.EXPIRED: array("q", [7])}, NOON)
-        assert tracemalloc.get_traced_memory()[0] / count < 60
+        letters = Letters.of("orders.dead", confirmed)
+        rows = DeadRows(_runs_at(waiting, letters.offsets), {Outcome.EXPIRED: array("q", [7])}, NOON, letters)
+        assert tracemalloc.get_traced_memory()[0] / count < 80
     finally:
         tracemalloc.stop()
     first = list(rows)
     assert len(rows) == len(first) == count + 1
     assert first == list(rows)
-    assert first[0] == OutcomeRow(0, 0, Outcome.DEAD, NOON, "Late", reason="after 3 attempts")
+    assert [row.letter for row in first[:3]] == ["orders.dead[0] 0", "orders.dead[2] 20", "orders.dead[0] 40"]
+    assert first[0]._replace(letter=None) == OutcomeRow(0, 0, Outcome.DEAD, NOON, "Late", reason="after 3 attempts")
     assert first[-1] == OutcomeRow(7, 0, Outcome.EXPIRED, NOON)

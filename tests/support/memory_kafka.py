@@ -232,6 +232,7 @@ class MemoryLetters(DeadLetters):
 
     def __init__(self, world: World, topic: str, hook: Hook = no_hook, run_id: str = "") -> None:
         self.world, self.topic, self._hook, self._run_id = world, topic, hook, run_id
+        self._arrived = sum(isinstance(event, ArrivedLetter) for event in world.history)
 
     def close(self) -> None:
         """Does nothing."""
@@ -251,6 +252,9 @@ class MemoryLetters(DeadLetters):
         acknowledged = fault != "unanswered"
         value = None if omitted else message.value()
         arrived = ArrivedLetter(value, message.key(), headers, omitted, acknowledged, self._run_id)
+        place = self._arrived if acknowledged else -1
+        self._arrived += 1
         self.world.history.append(arrived)
         self._hook("letter", AFTER)
-        return Delivery(letter, acknowledged, None if acknowledged else "_MSG_TIMED_OUT", omitted and acknowledged)
+        error = None if acknowledged else "_MSG_TIMED_OUT"
+        return Delivery(letter, acknowledged, error, omitted and acknowledged, 0 if acknowledged else -1, place)

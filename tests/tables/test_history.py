@@ -1,18 +1,22 @@
 """What became of an offset, from real tables: each state is derived from rows, plans and the newest settlement."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from ackline.handler import Durations, StepCounts
 from ackline.ledger.explain import OffsetExplanation, explain_offset
-from ackline.ledger.fold import Pending, PendingKind
+from ackline.ledger.fold import OutcomeRow, Pending, PendingKind
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange
+from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnId, TurnKind
 from ackline.tables.history import (
     STEP_TURNS,
+    attempts_at,
+    dead_since,
     delta_versions,
     evidence_of_offset,
     log_starts_at,
@@ -99,6 +103,22 @@ def test_below_the_start_of_an_epoch_the_earlier_epoch_answers(lane: LedgerStore
     file = written(lane, turn(1, 1), [(25, 1, "acked"), (27, 1, "acked")])
     store_turn(lane, planned(1, OffsetRange(25, 28), epoch=1), file, settled=settled(1, 28, epoch=1, floor=25))
     assert [explain(lane, offset).state for offset in (26, 27, 12)] == ["gap", "acked", "acked"]
+
+
+def test_the_attempts_at_a_record_are_its_first_and_its_last_one_of_turns_that_count(lane: LedgerStore) -> None:
+    """35 is in a turn that is void, 10 was acked, and nothing is known of 99."""
+    found = attempts_at(lane, 0, {TP: [16, 15, 35, 10, 99], TP1: [16]}, Outcome.FAILED)
+    assert {key: (attempts.number, attempts.first_at <= attempts.last_at) for key, attempts in found.items()} == {
+        (TP, 16): (2, True), (TP, 15): (1, True),
+    }  # fmt: skip
+    assert attempts_at(lane, 0, {}, Outcome.FAILED) == attempts_at(lane, 1, {TP: [16]}, Outcome.FAILED) == {}
+
+
+def test_dead_records_are_counted_from_a_time_on_in_all_epochs_and_of_turns_that_count(lane: LedgerStore) -> None:
+    assert [dead_since(lane, NOON + timedelta(hours=hours)) for hours in (-1, 1)] == [1, 0]
+    decided = [OutcomeRow(offset, 0, Outcome.DEAD, NOON) for offset in (31, 32)]
+    lane.store_decisions(planned(4, OffsetRange(30, 50)), "run-4", {TP: decided})
+    assert dead_since(lane, NOON - timedelta(hours=1)) == 1, "turn 4 is open"
 
 
 # ---- the newest turns as totals, and the Delta versions that hold a turn

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
+from itertools import islice, repeat
+from typing import Self
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ackline.kafka.exact import Found, Gone
 from ackline.lane.adapters import Adapters
 from ackline.lane.log_checks import truncated_partitions
 from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
-from ackline.ledger.offsets import TopicPartition, union
+from ackline.ledger.offsets import Int64s, TopicPartition, union
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import PendingRuns
 from ackline.ledger.turns import Plan
@@ -37,6 +38,30 @@ Portion = dict[TopicPartition, dict[int, Pending]]
 
 
 @dataclass(frozen=True, slots=True)
+class Letters:
+    """Where the letters of some records are, as columns that are sorted by the offset of the record."""
+
+    topic: str
+    offsets: Int64s
+    """The offsets of the records, each once."""
+    partitions: Int64s
+    places: Int64s
+    """The offsets of the letters in these partitions."""
+
+    @classmethod
+    def of(cls, topic: str, confirmed: "tuple[array[int], array[int], array[int]]") -> Self:
+        """Returns the letters whose columns come in any order. Of two letters of a record it keeps one."""
+        offsets, partitions, places = (np.array(column, dtype=np.int64) for column in confirmed)
+        each, first = np.unique(offsets, return_index=True)
+        return cls(topic, each, partitions[first], places[first])
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the place of each letter as TOPIC[PARTITION] OFFSET."""
+        for partition, place in zip(self.partitions, self.places, strict=True):
+            yield f"{TopicPartition(self.topic, int(partition))} {place}"
+
+
+@dataclass(frozen=True, slots=True)
 class DeadRows:
     """The rows of records that are decided, by offset. They are made while they are iterated, more than once if need
     be, and only columns are held: a turn may have millions of dead letters.
@@ -48,16 +73,20 @@ class DeadRows:
     gone: Mapping[Outcome, "array[int]"]
     """The offsets that are no longer in the log, by outcome."""
     now: datetime
+    letters: Letters | None = None
+    """The letter of each dead record; None without dead letters."""
 
     def __len__(self) -> int:
         return self.dead.offsets + sum(map(len, self.gone.values()))
 
     def __iter__(self) -> Iterator[OutcomeRow]:
+        letters = repeat(None) if self.letters is None else iter(self.letters)
         for run in self.dead:
             pending = run.value
             attempts = f"after {pending.attempts} attempt{'s' if pending.attempts != 1 else ''}"
             for offset in range(run.start, run.end):
-                yield OutcomeRow(offset, 0, Outcome.DEAD, self.now, pending.error_class, reason=attempts)
+                letter = next(letters)
+                yield OutcomeRow(offset, 0, Outcome.DEAD, self.now, pending.error_class, reason=attempts, letter=letter)
         for outcome, offsets in self.gone.items():
             for offset in offsets:
                 yield OutcomeRow(offset, 0, outcome, self.now)
@@ -89,25 +118,27 @@ def send_dead_letters(
 def _send(adapters: Adapters, plan: Plan, topic: str, waiting: WaitingLetters) -> dict[TopicPartition, DeadRows]:
     """Sends a letter for each waiting record. Returns decisions for acknowledged letters and for gone records."""
     gone: dict[TopicPartition, dict[Outcome, array[int]]] = {tp: {} for tp in waiting}
-    confirmed = {tp: array("q") for tp in waiting}
+    confirmed = {tp: (array("q"), array("q"), array("q")) for tp in waiting}
     refused: Counter[str] = Counter()
     with adapters.dead_letter_sender(topic) as sender:
         for delivery in sender.send(_letters(adapters, plan, waiting, gone)):
             source = delivery.letter.source
             if delivery.confirmed and isinstance(source, Found):
-                confirmed[source.topic_partition].append(source.offset)
+                values = (source.offset, delivery.partition, delivery.offset)
+                for column, value in zip(confirmed[source.topic_partition], values, strict=True):
+                    column.append(value)
             elif not delivery.confirmed:
                 refused[delivery.error or "no answer"] += 1
     for error, number in refused.items():
         log.warning("%s: %d dead letters to %s stay pending: %s", plan.turn, number, topic, error)
     now = adapters.now()
-    return {tp: DeadRows(_runs_at(waiting[tp], offsets), gone[tp], now) for tp, offsets in confirmed.items()}
+    letters = {tp: Letters.of(topic, columns) for tp, columns in confirmed.items()}
+    return {tp: DeadRows(_runs_at(waiting[tp], of.offsets), gone[tp], now, of) for tp, of in letters.items()}
 
 
-def _runs_at(runs: PendingRuns, offsets: "array[int]") -> PendingRuns:
-    """Returns what is pending at these offsets, which come in any order."""
-    each = np.unique(np.array(offsets, dtype=np.int64))
-    return runs.within(union((each, each + 1)))
+def _runs_at(runs: PendingRuns, offsets: Int64s) -> PendingRuns:
+    """Returns what is pending at these offsets, which ascend."""
+    return runs.within(union((offsets, offsets + 1)))
 
 
 def _unchanged_logs(

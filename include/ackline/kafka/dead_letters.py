@@ -3,9 +3,10 @@
 A letter counts only once the broker has acknowledged it (acks=all). Any other letter stays pending, and a later run
 sends it again. So after a crash the topic may hold a letter twice, but it never misses one.
 
-No table holds where a letter is: the broker gives its offset after it was sent. For `ackline dead NAME TOPIC PARTITION
-OFFSET` the search reads the topic from shortly before the record was given up, and then what is older. It keeps no
-record but the letter, and ends after SEARCH_SECONDS.
+The decision that a record is dead names where its letter is, for readers of the tables. For `ackline dead NAME TOPIC
+PARTITION OFFSET` the search does not rest on that: an earlier version has not stored it, and the topic may have been
+made again. It reads the topic from shortly before the record was given up, and then what is older. It keeps no record
+but the letter, and ends after SEARCH_SECONDS.
 """
 
 import time
@@ -72,6 +73,9 @@ class Delivery:
     confirmed: bool
     error: str | None = None
     omitted: bool = False
+    partition: int = -1
+    offset: int = -1
+    """Where the broker has put the letter; -1 if it is not confirmed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +115,11 @@ class _Posting:
         message = self.letter.message
         return len(message) + len(message.key() or b"")
 
-    def finish(self, error: str | None) -> None:
-        """Sets the result: confirmed if `error` is None."""
+    def finish(self, error: str | None, arrived: Message | None = None) -> None:
+        """Sets the result: confirmed if `error` is None, at the place of the message that has arrived."""
         omitted = error is None and not self.form.value
-        self.delivery = Delivery(self.letter, error is None, error or self.refusal, omitted)
+        place = (-1, -1) if arrived is None else (arrived.partition() or 0, arrived.offset() or 0)
+        self.delivery = Delivery(self.letter, error is None, error or self.refusal, omitted, *place)
 
 
 class DeadLetters:
@@ -196,13 +201,13 @@ class DeadLetters:
         produce(
             self._unbatched_producer() if form.own_batch else self._batching,
             self.topic, key, message.value() if form.value else None, headers,
-            lambda error, _: self._on_delivery(posting, error),
+            lambda error, message: self._on_delivery(posting, error, message),
         )  # fmt: skip
 
-    def _on_delivery(self, posting: _Posting, error: KafkaError | None) -> None:
+    def _on_delivery(self, posting: _Posting, error: KafkaError | None, message: Message | None) -> None:
         if error is None:
             self._confirmed_at, self._gave_up = time.monotonic(), False
-            posting.finish(None)
+            posting.finish(None, message)
             return
         form = posting.form.smaller() if error.name() in REFUSED else None
         if form is not None:

@@ -257,6 +257,8 @@ class Event:
     """The offsets of the decision, if it was made for a whole range."""
     tree: Story | None = None
     """What became of the record's tuples; None of an acked attempt, and without steps."""
+    letter: str | None = None
+    """Of the decision that the record is dead: where its dead letter is, as TOPIC[PARTITION] OFFSET."""
 
 
 @dataclass(frozen=True, slots=True)

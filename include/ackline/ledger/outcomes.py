@@ -111,6 +111,8 @@ class OutcomeRow(NamedTuple):
     """The deadline, if the outcome is `in_flight`; None means none."""
     answer: AnswerKind | None = None
     """Why settle has ended or renewed the attempt, which was in flight; None in the row of the attempt itself."""
+    letter: str | None = None
+    """Of a dead record: where its dead letter is, as TOPIC[PARTITION] OFFSET; None without one."""
 
     @property
     def end(self) -> int:

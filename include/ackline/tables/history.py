@@ -10,9 +10,9 @@ partitions and millions of turns.
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
 from ackline.pipeline.pipeline import TurnSettings
 from ackline.tables.layout import EffectiveTurns
 from ackline.tables.queries import AuditFilter, audit_rows
-from ackline.tables.reads import Where
+from ackline.tables.reads import Where, as_expression
+from ackline.tables.schemas import TIME
 from ackline.tables.sql import sql_result
 from ackline.tables.store import LedgerStore
 from ackline.tables.table import AuditTable
@@ -77,6 +78,7 @@ def events_of(store: LedgerStore, tp: TopicPartition, offset: int) -> Iterator[E
             row["run_id"],
             None if end is None else OffsetRange(row["offset"], end),
             decode(row["tree"]),
+            row["letter"],
         )
 
 
@@ -256,6 +258,68 @@ def log_starts_at(store: LedgerStore, turn: TurnId) -> dict[TopicPartition, int]
         if start is not None:
             starts[TopicPartition(row["topic"], row["partition"])] = int(start)
     return starts
+
+
+_ATTEMPT_COLUMNS = ["topic", "partition", "offset", "attempt", "turn", "error_message", "handled_at", "answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptsAt:
+    """The attempts at one record that had one outcome. `number` is that of the last one."""
+
+    number: int
+    first_at: datetime
+    last_at: datetime
+    message: str | None
+    """The message of the last one, which is scrubbed."""
+
+
+def attempts_at(
+    store: LedgerStore, epoch: int, offsets: Mapping[TopicPartition, Collection[int]], outcome: Outcome
+) -> dict[tuple[TopicPartition, int], AttemptsAt]:
+    """Returns the attempts of an epoch that had an outcome, at these offsets; nothing of an offset without such a row.
+
+    Statistics rule most files out. Raises FatalError if the table can't be read.
+    """
+    every = sorted({offset for of_tp in offsets.values() for offset in of_tp})
+    version = store.outcomes.open() if every else None
+    if version is None:
+        return {}
+    column, where = ds.field("offset"), {"epoch": epoch, "outcome": outcome.value}
+    # Arrow skips files and row groups by the bounds; `isin` alone does not always let it.
+    wanted = (column >= every[0]) & (column <= every[-1]) & column.isin(every) & (ds.field("attempt") > 0)
+    wanted = wanted & ds.field("topic").isin(sorted({tp.topic for tp in offsets})) & as_expression(where)
+    if outcome is Outcome.IN_FLIGHT:
+        wanted = wanted & ds.field("answer").is_null()  # such a row renews the attempt
+    with store.outcomes.errors():
+        rows = store.outcomes.dataset(version, where).to_table(columns=_ATTEMPT_COLUMNS, filter=wanted)
+    effective, found = EffectiveTurns(store), dict[tuple[TopicPartition, int], AttemptsAt]()
+    for row in rows.sort_by("attempt").to_pylist():
+        key, at = (TopicPartition(row["topic"], row["partition"]), row["offset"]), row["handled_at"].astimezone(UTC)
+        if row["offset"] in offsets.get(key[0], ()) and effective.has(epoch, row["turn"]):
+            first = found[key].first_at if key in found else at
+            found[key] = AttemptsAt(row["attempt"], first, at, row["error_message"])
+    return found
+
+
+def dead_since(store: LedgerStore, since: datetime) -> int:
+    """Returns how many records of a lane were decided as dead since a time, in all epochs, by turns that were planned
+    at most a week before that.
+
+    Statistics rule out the files without one. Raises FatalError if the table can't be read.
+    """
+    version = store.outcomes.open()
+    if version is None:
+        return 0
+    where: Where = {"outcome": Outcome.DEAD.value, "attempt": 0}
+    first_day = pa.scalar((since - timedelta(days=7)).date())
+    wanted = as_expression(where) & (ds.field("plan_date") >= first_day)
+    wanted = wanted & (ds.field("handled_at") >= pa.scalar(since, TIME))
+    with store.outcomes.errors():
+        rows = store.outcomes.dataset(version, where).to_table(columns=["epoch", "turn"], filter=wanted)
+    effective = EffectiveTurns(store)
+    turns = rows.group_by(["epoch", "turn"]).aggregate([([], "count_all")]).to_pylist()
+    return sum(row["count_all"] for row in turns if effective.has(row["epoch"], row["turn"]))
 
 
 def delta_versions(store: LedgerStore, turn: TurnId) -> dict[str, int]:

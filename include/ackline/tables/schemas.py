@@ -120,6 +120,9 @@ OUTCOME_COLUMNS = [
            comment="Of an attempt, in a pipeline with steps: how many of the record's tuples each step acked and "
                    "failed, and how many are missing, as JSON. Null in a decision, an answer, and where no step got "
                    "a tuple."),
+    Column("letter", STRING, "part.letter", in_every_file=False,
+           comment="Of a dead record: where its dead letter is, as TOPIC[PARTITION] OFFSET. Null in every other row, "
+                   "and without dead letters."),
 ]  # fmt: skip
 """The audit table. A row is one attempt at a record, or a decision on a record or a range of them (attempt 0)."""
 
