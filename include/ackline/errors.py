@@ -5,9 +5,12 @@ succeed, and every step may be run again (exit status 1; Airflow retries it). A 
 operator acts (exit status 1; Airflow does not retry it).
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
+
+_COMMAND = re.compile(r"`(ackline [^`]+)`")
 
 
 class AcklineError(Exception):
@@ -131,3 +134,11 @@ def counted(number: int, noun: str) -> str:
         return f"1 {noun}"
     plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2:-1] not in "aeiou" else f"{noun}s"
     return f"{number:,} {plural}"
+
+
+def command_of(error: AcklineError, pipeline: str) -> str:
+    """Returns the command that ends what an error is about: the first one in its message that names the pipeline, and
+    `ackline doctor NAME` without one."""
+    # The whole command line: a message may also name a command in passing.
+    commands = [command for command in _COMMAND.findall(str(error)) if pipeline in command.split()]
+    return commands[0] if commands else f"ackline doctor {pipeline}"

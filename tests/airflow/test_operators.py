@@ -16,10 +16,10 @@ from ackline.airflow.operators import LEASE_POLL, ReplayOperator
 from ackline.airflow.results import planned_summary
 from ackline.lane.lease import TurnLease
 from ackline.steps import plan
-from ackline.tables.layout import LeaseFile
+from ackline.tables.layout import LeaseFile, stopped_run
 from ackline.tables.lease import MISSED_RENEWALS, RENEWAL_SECONDS, Lease
 from tests.support.memory_adapters import MemoryAdapters
-from tests.support.memory_lane import NOON, OK, MemoryLane
+from tests.support.memory_lane import NOON, OK, TP, MemoryLane
 
 DAG_RUN, OTHER = "scheduled__1", "cli__2"
 
@@ -90,6 +90,21 @@ def test_a_turn_that_an_operator_has_voided_fails_the_task_with_who_and_why(
     void.void_open_turn(adapters, void.open_turn(adapters).plan.turn, "kills the driver")
     with pytest.raises(AirflowFailException, match="closed as void by test: kills the driver"):
         task.execute()
+
+
+def test_i18_the_error_with_which_a_task_stops_is_noted_for_the_page(
+    lane: MemoryLane, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
+    (folder := tmp_path / "lane").mkdir()
+    task = Task(lane, monkeypatch)
+    lane.replay(lane.adapters(DAG_RUN))
+    lane.move_group(TP, 1)
+    with pytest.raises(AirflowFailException):
+        task.execute()
+    note = stopped_run(str(folder), None)
+    assert note is not None
+    assert (note.reason, note.run_id) == ("GroupMoved", DAG_RUN)
 
 
 @pytest.mark.parametrize("gone", [None, {"turn": None}])

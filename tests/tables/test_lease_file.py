@@ -1,4 +1,5 @@
-"""The file of a lease, on a disk and in an object store: replaced whole, absent without an error, beside the tables."""
+"""The files of a lease and of a run that has stopped, on a disk and in an object store: replaced whole, absent without
+an error, beside the tables."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -8,11 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from ackline.errors import TransientError
+from ackline.errors import AcklineError, GroupMoved, TransientError, TurnVoided
 from ackline.lane.lease import TurnLease, WhenHeld
 from ackline.ledger.turns import TurnId
 from ackline.pipeline.folder import lane_folder
-from ackline.tables.layout import LEASE_NAME, LeaseFile, holder_of, lanes_of
+from ackline.tables.layout import (
+    LEASE_NAME,
+    LeaseFile,
+    StoppedFile,
+    holder_of,
+    lanes_of,
+    noted_stop,
+    stopped_run,
+)
 from ackline.tables.lease import MISSED_RENEWALS, RENEWAL_SECONDS, HolderState, Lease
 from tests.tables.roots import EVERYWHERE, ON_DISK
 
@@ -107,3 +116,44 @@ def test_a_folder_that_cannot_be_written_is_an_oserror(root: str) -> None:
     file = LeaseFile(f"{root}/orders")
     with pytest.raises(OSError, match=r"Not a directory|Cannot create"):
         file.write(b"x")
+
+
+def stop(folder: str, error: AcklineError, at: datetime) -> None:
+    """A run that stops with an error, which comes through."""
+    with pytest.raises(type(error)), noted_stop(folder, "orders", "run-7", lambda: at):
+        raise error
+
+
+def test_i18_the_error_with_which_a_run_stops_is_noted_until_a_turn_is_settled(root: str) -> None:
+    folder, now = lane_folder(root, "orders", "live"), datetime.now(UTC)
+    StoppedFile(folder).write(b"{}")  # any file beside the tables, for the folder to be there
+    assert stopped_run(folder, None) is None, "content that is no note is none"
+    stop(folder, GroupMoved("another client moved it; `ackline skip orders --to 7`, or `ackline other`"), now)
+    note = stopped_run(folder, now - timedelta(minutes=10))
+    assert note is not None
+    assert (note.reason, note.run_id, note.lasting, note.at) == ("GroupMoved", "run-7", True, now)
+    assert (note.sentence[:20], note.command) == ("another client moved", "ackline skip orders --to 7")
+    assert stopped_run(folder, None) == note, "a lane that has never settled a turn"
+    assert stopped_run(folder, now + timedelta(seconds=1)) is None
+    stop(folder, TransientError("no broker"), now)
+    found = stopped_run(folder, now)
+    assert found is not None
+    assert (found.lasting, found.command) == (False, "ackline doctor orders")
+
+
+def test_a_turn_that_an_operator_has_closed_stops_no_later_run_and_is_not_noted(root: str) -> None:
+    folder, now = lane_folder(root, "orders", "live"), datetime.now(UTC)
+    StoppedFile(folder).write(b"")
+    stop(folder, TurnVoided("closed as void"), now)
+    assert stopped_run(folder, None) is None
+
+
+@ON_DISK
+def test_a_note_that_can_not_be_written_hides_no_error_and_makes_no_folder(root: str) -> None:
+    folder = lane_folder(root, "orders", "live")
+    stop(folder, GroupMoved("moved"), datetime.now(UTC))
+    assert not Path(folder).exists(), "a mistyped ACKLINE_AUDIT stays empty"
+    Path(folder).mkdir(parents=True)
+    (Path(folder) / "stopped.json").mkdir()
+    stop(folder, GroupMoved("moved"), datetime.now(UTC))
+    assert stopped_run(folder, None) is None

@@ -5,7 +5,6 @@ none of them can say that all is well beside a lane whose runs are refused. What
 back, while the rest of the lane goes on, is a partial stand-still.
 """
 
-import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -19,6 +18,7 @@ from ackline.errors import (
     TooManyFailures,
     TopicChanged,
     TransientError,
+    command_of,
 )
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import void_advice
@@ -36,7 +36,6 @@ from ackline.steps.settle import BREAKER
 
 PAUSED_LANE, UNPUBLISHED, DEAD_LETTERS, NO_LEADER = "Paused", "Unpublished", "DeadLetters", "NoLeader"
 """The reasons that are states of the lane, and no errors of a run."""
-_COMMAND = re.compile(r"`(ackline [^`]+)`")
 
 
 class StandsStill(JsonObject):
@@ -135,10 +134,7 @@ def _error_of(check: Callable[[], object]) -> AcklineError | None:
 
 
 def _of_error(adapters: Adapters, error: AcklineError) -> StandsStill:
-    name = adapters.pipeline.name
-    # The whole command line: a message may also name a command in passing.
-    commands = [command for command in _COMMAND.findall(str(error)) if name in command.split()]
-    command = commands[0] if commands else f"ackline doctor {name}"
+    command = command_of(error, adapters.pipeline.name)
     return StandsStill(reason=error.kind, sentence=str(error), command=command)
 
 

@@ -142,10 +142,17 @@ def take_turns(name: str, run_id: str, secrets: Secrets, lane: str | None, optio
     from ackline.backfill.run import find_backfill, run_backfill
     from ackline.lane.adapters import open_adapters
     from ackline.lane.lease import WhenHeld
-    from ackline.pipeline.folder import load_pipeline, make_handlers_importable, pipelines_folder
+    from ackline.pipeline.folder import (
+        audit_root,
+        lane_folder,
+        load_pipeline,
+        make_handlers_importable,
+        pipelines_folder,
+    )
     from ackline.pipeline.functions import check_functions
     from ackline.spark.session import open_session
     from ackline.steps.run import replay_until_records
+    from ackline.tables.layout import noted_stop
     from ackline.tables.object_store import use_options
 
     use_options(secrets.store_options)
@@ -161,7 +168,8 @@ def take_turns(name: str, run_id: str, secrets: Secrets, lane: str | None, optio
         pipeline = backfill_pipeline(pipeline, stored.arguments, options.max_rate)
     # The handler may have changed since the plan. At most once, a handler that fails to import costs the whole turn.
     check_functions(*pipeline.functions)
-    with opening(pipeline, when_held=WhenHeld.REFUSE) as adapters:
+    noted = noted_stop(lane_folder(audit_root(), name, lane or LIVE), name, run_id)
+    with noted, opening(pipeline, when_held=WhenHeld.REFUSE) as adapters:
         session = partial(open_session, "-".join(filter(None, ["ackline", name, lane])), pipeline.spark)
         if lane is not None:
             done = run_backfill(adapters, session, options.max_records, reason=options.reason)

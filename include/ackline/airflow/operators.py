@@ -24,7 +24,7 @@ from ackline.airflow.driver import Secrets
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, SparkSubmitOperator, raise_for_exit_status
 from ackline.errors import AcklineError, TransientError
 from ackline.ledger.turns import LIVE
-from ackline.pipeline.folder import make_handlers_importable, project_root
+from ackline.pipeline.folder import audit_root, lane_folder, make_handlers_importable, project_root
 from ackline.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -76,6 +76,17 @@ def airflow_errors() -> Iterator[None]:
         raise
     except AcklineError as error:
         raise AirflowFailException(str(error)) from None
+
+
+@contextmanager
+def stop_noted(pipeline: Pipeline, context: Context) -> Iterator[None]:
+    """Notes beside the tables an error with which a step of the live lane stops, so that the page shows it."""
+    from ackline.airflow.connections import use_audit_connection
+    from ackline.tables.layout import noted_stop
+
+    use_audit_connection()
+    with noted_stop(lane_folder(audit_root(), pipeline.name, LIVE), pipeline.name, str(context["run_id"])):
+        yield
 
 
 @contextmanager
@@ -134,7 +145,7 @@ class PlanOperator(PipelineOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Run plan. Imports the handler first, so that no turn is planned that can't be handled."""
         skip_in_interval_run(context)
-        with airflow_errors():
+        with airflow_errors(), stop_noted(self.pipeline, context):
             from ackline.airflow.results import planned_summary
             from ackline.kafka.config import java_properties
             from ackline.lane.adapters import effective_settings, run_warnings
@@ -173,7 +184,7 @@ class SettleOperator(PipelineOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Run settle. The outcomes that replay stored decide what is settled, not the state of its task."""
         skip_in_interval_run(context)
-        with airflow_errors():
+        with airflow_errors(), stop_noted(self.pipeline, context):
             from ackline.airflow.results import publish_metrics, settled_summary
             from ackline.steps.settle import settle
 
@@ -222,7 +233,7 @@ class ReplayOperator(SparkSubmitOperator):
     def execute(self, context: Context) -> None:
         """Run replay."""
         skip_in_interval_run(context)
-        with airflow_errors():
+        with airflow_errors(), stop_noted(self.pipeline, context):
             if self._done_without_spark(context):
                 return
         self._submit(context)

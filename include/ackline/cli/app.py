@@ -152,6 +152,7 @@ def run(
     from ackline.lane.adapters import effective_settings
     from ackline.lane.lease import WhenHeld
     from ackline.steps import run as runs
+    from ackline.tables.layout import noted_stop
 
     master_of_environment()  # a master that is refused is refused before anything is planned
     with opened(name, now, no_breaker) as adapters, tables.progress(as_json or is_quiet()) as on_progress:
@@ -160,8 +161,9 @@ def run(
         adapters = replace(adapters, request=request_of(adapters, values))
         if take_over and adapters.lease is not None:
             adapters = replace(adapters, lease=replace(adapters.lease, when_held=WhenHeld.TAKE_OVER))
-        ran = runs.run(adapters, lambda: start_spark(adapters, on_progress), _warn_once(adapters), on_progress)
         store, run_id = adapters.store, adapters.run_id
+        with noted_stop(store.folder, name, run_id, adapters.now):
+            ran = runs.run(adapters, lambda: start_spark(adapters, on_progress), _warn_once(adapters), on_progress)
     if as_json:
         formats.print_json(run_object(ran, store).dump())
         return

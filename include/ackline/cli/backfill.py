@@ -58,6 +58,7 @@ from ackline.ledger.turns import Plan
 from ackline.pipeline.arguments import LAST, BackfillArguments, PartitionChoice, id_of, lane_of
 from ackline.pipeline.form import Entered
 from ackline.spark.master import master_of_environment
+from ackline.tables.layout import noted_stop
 
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for retries until every offset is settled.")]
 NoBreaker = Annotated[bool, typer.Option("--no-breaker", help="Settle turns no matter how many records failed.")]
@@ -194,9 +195,9 @@ def _may_run(adapters: Adapters, session: Session, prepared: PreparedBackfill, a
 
 def _run(adapters: Adapters, session: Session, request: BackfillRequest) -> None:
     """Runs what is due, with `--wait` until the lane is settled, and prints its account."""
-    left = request.max_records
+    left, noted = request.max_records, partial(noted_stop, adapters.store.folder, session.name, adapters.run_id)
     while True:
-        with tables.progress(session.as_json or is_quiet()) as on_progress:
+        with noted(adapters.now), tables.progress(session.as_json or is_quiet()) as on_progress:
             run_backfill(
                 adapters,
                 partial(start_spark, adapters, on_progress),

@@ -2,8 +2,8 @@
 
 A lane has three tables of its own: the live lane in ROOT/PIPELINE/{plans,outcomes,settlements}, another lane in
 ROOT/PIPELINE/LANE/. So no step opens, lists, reads or locks what belongs to other pipelines and lanes: Delta loads the
-metadata of every file when it opens a table, and a lock stops all writers of a table. The file of the lease is beside
-the tables; it is advice, so no write of the ledger depends on it.
+metadata of every file when it opens a table, and a lock stops all writers of a table. The files of the lease, and of
+the last run that has stopped, are beside the tables; they are advice, so no write of the ledger depends on them.
 
 A turn is effective, so that its rows count, once a settlement names it, unless that settlement is void. The rule stands
 here for all that reads the tables as Arrow, in `views.sql` for SQL, and on purpose once more in `ackline.verify`.
@@ -11,9 +11,9 @@ Settlements are stored in the order of their turns. So the effective turns of an
 settlement, without the void ones; few turns are void, and statistics rule out the files of all others.
 """
 
-from collections.abc import Iterator, Set
-from contextlib import AbstractContextManager
-from datetime import datetime
+from collections.abc import Callable, Iterator, Set
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -21,13 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
-from ackline.errors import ConfigError, FatalError, LedgerError
+from ackline.errors import AcklineError, ConfigError, FatalError, LedgerError, TurnVoided
 from ackline.ledger.turns import LIVE, TurnId, TurnKind
 from ackline.pipeline.folder import lane_folder
 from ackline.scrub import scrub_address
 from ackline.tables.errors import IgnoredStorageErrors, cause_of, storage_errors, unusable
 from ackline.tables.folder import Folder
-from ackline.tables.lease import Holder, Lease
+from ackline.tables.lease import Holder, Lease, StoppedRun
 from ackline.tables.object_store import arrow_filesystem, is_remote, options_of
 from ackline.tables.reads import Where
 from ackline.tables.schemas import TABLES, TIME
@@ -190,26 +190,29 @@ def void_turns(folder: str, epoch: int | None = None) -> set[tuple[int, int]]:
     return set(zip(rows["epoch"].to_pylist(), rows["turn"].to_pylist(), strict=True))
 
 
-LEASE_NAME = "lease.json"
-_MAX_LEASE_BYTES = 4096
+LEASE_NAME, STOPPED_NAME = "lease.json", "stopped.json"
+_MAX_BYTES = 16 * 1024
 
 
-class LeaseFile:
-    """One small file. Each method raises OSError, with a text without secrets, if the store can't be used."""
+class LaneFile:
+    """One small file beside the tables of a lane. Each method raises OSError, with a text without secrets, if the store
+    can't be used."""
+
+    name: str
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
     def read(self) -> bytes | None:
-        """Returns the first 4 KiB of the file; None if it does not exist."""
+        """Returns the first 16 KiB of the file; None if it does not exist."""
         with self._errors():
-            return Folder(self.folder).read(LEASE_NAME, _MAX_LEASE_BYTES)
+            return Folder(self.folder).read(self.name, _MAX_BYTES)
 
     def written_at(self) -> datetime | None:
         """Returns when the file was last written, by the clock of the disk or object store; None if it does not
         exist."""
         with self._errors():
-            return Folder(self.folder).written_at(LEASE_NAME)
+            return Folder(self.folder).written_at(self.name)
 
     def write(self, content: bytes) -> None:
         """Replaces the file. A reader finds the old content or the new one, never a part.
@@ -218,18 +221,61 @@ class LeaseFile:
         most a minute's wait.
         """
         with self._errors():
-            Folder(self.folder).replace(LEASE_NAME, content)
+            Folder(self.folder).replace(self.name, content)
 
     def remove(self) -> None:
         """Removes the file; does nothing if it does not exist."""
         with self._errors():
-            Folder(self.folder).delete(LEASE_NAME)
+            Folder(self.folder).delete(self.name)
 
     def _errors(self) -> AbstractContextManager[None]:
         return storage_errors(self.folder, lambda error: OSError(cause_of(error, self.folder)))
 
     def __str__(self) -> str:
-        return str(PurePosixPath(self.folder) / LEASE_NAME)
+        return str(PurePosixPath(self.folder) / self.name)
+
+
+class LeaseFile(LaneFile):
+    """The lease of the lane's open turn."""
+
+    name = LEASE_NAME
+
+
+class StoppedFile(LaneFile):
+    """The note of the lane's last run that has stopped with an error."""
+
+    name = STOPPED_NAME
+
+
+@contextmanager
+def noted_stop(
+    folder: str, pipeline: str, run_id: str, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+) -> Iterator[None]:
+    """Notes an error with which the run in the block stops beside the tables in `folder`, and raises it again.
+
+    The page reads the note: it has no broker, so it can't find out what a lane stands still for. No error of the note
+    itself ends a run. A lane without a folder has nothing that the note could be beside. A turn that an operator has
+    closed stops no later run, so it is not noted.
+    """
+    try:
+        yield
+    except TurnVoided:
+        raise
+    except AcklineError as error:
+        if is_remote(folder) or Path(folder).is_dir():
+            with IgnoredStorageErrors():
+                StoppedFile(folder).write(StoppedRun.of(error, pipeline, run_id, clock()).encode())
+        raise
+
+
+def stopped_run(folder: str, settled_at: datetime | None) -> StoppedRun | None:
+    """Returns why the last run of a lane has stopped; None if a turn was settled since, at `settled_at`, or if the note
+    can't be read."""
+    with IgnoredStorageErrors(), suppress(ValueError):
+        content = StoppedFile(folder).read()
+        note = None if content is None else StoppedRun.decode(content)
+        return note if note is not None and (settled_at is None or note.at >= settled_at) else None
+    return None
 
 
 def holder_of(file: LeaseFile, turn: TurnId, now: datetime) -> Holder | None:

@@ -5,6 +5,9 @@ processes that replay one turn store its outcomes once. Without the lease, both 
 the work of one is thrown away. It holds names of a run and of a host, and the number of a process; no record, no
 setting and no user.
 
+Beside it is the note of a run that has stopped with an error, which is advice too: for readers that have no broker to
+find out what a lane stands still for.
+
 `ProcessIdentity` names a process by its number and its start, because the system gives the number to another process
 later. The Spark driver uses it to watch its Airflow task, and `ackline.local` to find and end the broker and Airflow.
 """
@@ -23,6 +26,7 @@ from pathlib import Path
 
 import psutil
 
+from ackline.errors import AcklineError, TransientError, command_of
 from ackline.ledger.turns import TurnId
 
 _TICKS = 100
@@ -91,6 +95,7 @@ RENEWAL_SECONDS = 20.0
 MISSED_RENEWALS = 3
 """How many renewals in a row are missing when a lease counts as given up."""
 _MAX_TEXT = 250
+_MAX_SENTENCE = 1500
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +197,44 @@ class Holder:
             return cls(lease, unrenewed, HolderState.ENDED)
         lapsed = unrenewed > timedelta(seconds=MISSED_RENEWALS * RENEWAL_SECONDS)
         return cls(lease, unrenewed, HolderState.LAPSED if lapsed else HolderState.ACTIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedRun:
+    """Why a run has stopped, as it has noted itself. A note from before the newest settlement is out of date."""
+
+    at: datetime
+    run_id: str
+    reason: str
+    """The class of the error."""
+    sentence: str
+    command: str
+    """The command that ends it."""
+    lasting: bool
+    """Whether each run stops so until somebody acts; False for an error that may end by itself."""
+
+    @classmethod
+    def of(cls, error: AcklineError, pipeline: str, run_id: str, at: datetime) -> "StoppedRun":
+        """Returns the note of a run that has stopped with this error."""
+        lasting, command = not isinstance(error, TransientError), command_of(error, pipeline)
+        return cls(at, run_id[:_MAX_TEXT], type(error).__name__, str(error)[:_MAX_SENTENCE], command, lasting)
+
+    @classmethod
+    def decode(cls, content: bytes) -> "StoppedRun":
+        """Returns the note that `encode` wrote. Raises ValueError for any other content."""
+        try:
+            stored = json.loads(content)
+            texts = {name: stored[name] for name in ("run_id", "reason", "sentence", "command")}
+            at, lasting = datetime.fromisoformat(stored["at"]), stored["lasting"]
+        except (KeyError, TypeError, RecursionError) as error:
+            raise ValueError("not the note of a run") from error
+        if not all(isinstance(text, str) for text in texts.values()) or at.tzinfo is None or type(lasting) is not bool:
+            raise ValueError("a value of the note has another type")
+        return cls(at, **texts, lasting=lasting)
+
+    def encode(self) -> bytes:
+        """Returns the note as JSON."""
+        return json.dumps({**asdict(self), "at": self.at.isoformat()}).encode()
 
 
 @cache
