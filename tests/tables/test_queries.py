@@ -183,6 +183,18 @@ def test_each_filter_keeps_its_rows_alone(
     assert keys(audit_rows(root, "orders", criteria)) == [key for key in drawn if key[-1] and wanted(key)]
 
 
+@pytest.mark.parametrize(("step", "offsets"), [("price", [1]), ("pri", [2]), ("source", [3, 4]), ("total", [])])
+def test_the_attempts_that_a_step_has_ended_are_those_whose_message_names_it(
+    root: str, store: LedgerStore, step: str, offsets: list[int]
+) -> None:
+    messages = {1: "step price: no such product", 2: "step pri: 7", 3: "a step price: is no prefix", 4: None}
+    rows = [OutcomeRow(n, 1, Outcome.FAILED, NOON, "ValueError", reason=text) for n, text in messages.items()]
+    store.store_settlement(settlement(0))
+    store_turn(store, plan(1), settled=settlement(1), decisions=rows)
+    found = audit_rows(root, "orders", AuditFilter(outcome="failed", step=step))
+    assert [row["offset"] for row in found] == offsets
+
+
 def test_as_of_a_version_shows_the_rows_that_it_held(root: str, store: LedgerStore) -> None:
     store.store_settlement(settlement(0))
     for n in (1, 2):

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from ackline.handler import SOURCE
 from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.pipeline.arguments import PartitionChoice
 from ackline.tables.layout import LaneTables, lanes_of
@@ -57,6 +58,9 @@ class AuditFilter:
     """Only rows about records whose key has this hash (`pipeline.properties.key_hash`): attempts, and decisions."""
     newest_first: bool = False
     """Whether the newest turn comes first. In a turn, offsets ascend."""
+    step: str | None = None
+    """Only attempts that this step has ended: the row names it, as the first words of its message, if it is another
+    than `source`."""
 
 
 COLUMNS = [name for name in OUTCOMES.names if name != "plan_date"]
@@ -169,6 +173,10 @@ def _wanted(criteria: AuditFilter) -> ds.Expression:
         wanted = wanted & (ds.field("handled_at") >= pa.scalar(criteria.since, TIME))
     if criteria.everything and isinstance(criteria.as_of, datetime):
         wanted = wanted & (ds.field("handled_at") <= pa.scalar(criteria.as_of, TIME))
+    if criteria.step is not None:
+        begins = "step " if criteria.step == SOURCE else f"step {criteria.step}: "
+        of_step = pc.starts_with(pc.coalesce(ds.field("error_message"), pa.scalar("")), begins)
+        wanted = wanted & (~of_step if criteria.step == SOURCE else of_step)
     if criteria.offsets is not None:  # a row for a range is wanted if the range holds any of the offsets
         end = pc.coalesce(ds.field("end_offset"), ds.field("offset") + 1)
         wanted = wanted & (ds.field("offset") < criteria.offsets.end) & (end > criteria.offsets.start)
