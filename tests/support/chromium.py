@@ -26,6 +26,8 @@ T = TypeVar("T")
 FOLDER = Path(__file__).parent / "browser"
 INSTALLED = FOLDER.parents[2] / ".ackline" / "browser"
 ANSWER_SECONDS = 60.0
+AXE = "axe.min.js"
+"""The script of axe-core, which finds what keeps people with a screen reader or a keyboard from a page."""
 
 
 class NoBrowserError(Exception):
@@ -63,6 +65,7 @@ def _install(folder: Path) -> None:
         with tarfile.open(folder / f"{name}.tar") as archive:
             archive.extractall(folder, filter="data")
         (folder / f"{name}.tar").unlink()
+    shutil.copy(folder / "node_modules" / "axe-core" / AXE, folder)
     shutil.rmtree(folder / "node_modules")
     (folder / "chromium").chmod(0o755)
 
@@ -190,6 +193,22 @@ class Tab:
             assert time.monotonic() < until, f"{what}: {self.run('document.body.innerText.slice(0, 1500)')}"
             time.sleep(0.1)
         return value
+
+    def press(self, key: str) -> None:
+        """Presses a key that is no letter, such as Tab or Enter."""
+        codes = {"Tab": 9, "Enter": 13}
+        details: dict[str, object] = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
+        text = {"text": "\r"} if key == "Enter" else {}
+        self.command("Input.dispatchKeyEvent", type="keyDown", **details, **text)
+        self.command("Input.dispatchKeyEvent", type="keyUp", **details)
+
+    def barriers(self) -> list[str]:
+        """Returns what axe-core finds in the page: rule, element and why."""
+        self.run((installed() / AXE).read_text() + "; true")
+        found = self.run("axe.run(document, {resultTypes: ['violations']}).then(it => it.violations)")
+        return [
+            f"{rule['id']}: {node['html'][:100]} {node['failureSummary']}" for rule in found for node in rule["nodes"]
+        ]
 
     def screenshot(self, file: Path) -> None:
         """Writes a picture of the viewport as PNG."""

@@ -129,7 +129,7 @@ def test_the_page_opens_from_airflows_navigation_and_leads_from_a_pipeline_to_an
     click(user, "orders", FRAME)
     user.wait_for(f"{FRAME}.querySelector('h1')?.textContent === 'orders'")
     assert user.run(f"{FRAME}.querySelectorAll('svg.picture').length") == 4
-    assert user.run(f"{FRAME}.querySelectorAll('svg.chart').length") == 2
+    assert user.run(f"{FRAME}.querySelectorAll('.chart svg.plot').length") == 2
     click(user, "orders[1]", FRAME)
     user.wait_for(f"{FRAME}.querySelector('h1')?.textContent === 'orders[1]'")
     for name in ("log", "lost", "read", "unread", "pending.retry", "mark.floor", "mark.complete", "committed"):
@@ -165,8 +165,10 @@ def test_an_act_is_ready_to_paste_into_the_form_of_its_dag(user: Tab, airflow: L
     assert command.startswith("ackline skip orders --topic orders --partition 1 --offsets 141")
     click(user, "Copy", "document.querySelector('details[open]')")
     assert user.run("String(getSelection())").strip() == conf
-    click(user, "Open the DAG operate__orders", "document.querySelector('details[open]')")
+    user.command("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    click(user, "Copy, and open the DAG operate__orders", "document.querySelector('details[open]')")
     user.wait_for("location.pathname === '/dags/operate__orders' && document.body.innerText.includes('Trigger')")
+    assert user.run("navigator.clipboard.readText()") == conf
     assert user.problems == []
 
 
@@ -176,20 +178,18 @@ def test_a_backfill_is_started_from_the_page_by_its_configuration_in_the_form_of
     user: Tab, airflow: LocalAirflow, project: Project, broker: Broker
 ) -> None:
     """The configuration goes through the clipboard, as an operator takes it over."""
-    dag_id, tp = "backfill__orders", TopicPartition("orders", 1)
+    dag_id, tp = "backfill__orders", TopicPartition("orders", 0)
     broker.create_topic(tp.topic, 4)
-    wire.produce(broker.bootstrap, tp.topic, [wire.Write(b"{}")] * 142, tp.partition)
+    wire.produce(broker.bootstrap, tp.topic, [wire.Write(b"{}")] * 8, tp.partition)
     airflow.wait_for_dag(dag_id)
     user.command("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
-    user.open(f"{airflow.url}/ackline/{VIEWS['record']}")
-    click(user, f"Backfill {tp} [141, 142)")
+    user.open(f"{airflow.url}/ackline/pipelines/orders/record?topic=orders&partition=0&offset=7")
+    click(user, f"Backfill {tp} [7, 8)")
     action = "document.querySelector('details[open]')"
     assert json.loads(user.run(f"{action}.querySelector('pre').textContent")) == {
-        "ranges": ["orders:1:141-142"], "confirm": False,
+        "ranges": ["orders:0:7-8"], "confirm": False,
     }  # fmt: skip
-    click(user, "Copy", action)
-    user.wait_for(f"{action}.querySelector('button').textContent === 'Copied'")
-    click(user, f"Open the DAG {dag_id}", action)
+    click(user, f"Copy, and open the DAG {dag_id}", action)
     click(user, "Trigger")
     user.wait_for("document.querySelector('#element_ranges')")
     click(user, "Advanced Options")
@@ -197,7 +197,7 @@ def test_a_backfill_is_started_from_the_page_by_its_configuration_in_the_form_of
     user.wait_for(f"{editor} && ({editor}.focus(), document.activeElement === {editor})")
     user.press_ctrl("a", "selectAll")
     user.press_ctrl("v", "paste")
-    user.wait_for("document.querySelector('.monaco-editor .view-lines').innerText.includes('141-142')")
+    user.wait_for("document.querySelector('.monaco-editor .view-lines').innerText.includes('0:7-8')")
     click(user, "Run Parameters")  # leaves the editor, and the form takes the configuration over
     confirm = "document.querySelector('input[name=element_confirm]')"
     user.wait_for(f"{confirm} && !document.querySelector('[name=element_all]')")
@@ -212,7 +212,7 @@ def test_a_backfill_is_started_from_the_page_by_its_configuration_in_the_form_of
         (row["topic"], row["partition"], row["offset"], row["outcome"])
         for row in audit_rows(project.audit, "orders", criteria)
     ]
-    assert (rows, user.problems) == ([(*tp, 141, "acked")], [])
+    assert (rows, user.problems) == ([(*tp, 7, "acked")], [])
 
 
 def test_the_page_refreshes_itself_and_keeps_what_is_open(user: Tab, airflow: LocalAirflow) -> None:
@@ -225,6 +225,8 @@ def test_the_page_refreshes_itself_and_keeps_what_is_open(user: Tab, airflow: Lo
         before = user.run("document.querySelector('.head .end').textContent")
         user.wait_for(f"document.querySelector('.head .end').textContent !== {before!r}")
         assert user.run("document.querySelectorAll('details[open]').length") == 1
+        focused = user.run("document.activeElement.textContent.trim()")
+        assert focused == "Retry everything that is pending now", "a keyboard would begin anew"
     finally:
         user.command("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
     assert user.problems == []
@@ -288,7 +290,7 @@ def test_the_screenshots_of_the_readme(user: Tab, airflow: LocalAirflow, tmp_pat
         user.size(1280, 800)
         user.open(f"{airflow.url}/{path}")
         if path.startswith("plugin"):
-            user.wait_for(f"{FRAME}?.querySelector('svg.chart') && document.querySelector('a[href*=dags]')")
+            user.wait_for(f"{FRAME}?.querySelector('.chart svg.plot') && document.querySelector('a[href*=dags]')")
         else:
             end = user.run("document.querySelector('main').getBoundingClientRect().bottom")
             user.size(1280, int(end) + 16)

@@ -11,7 +11,7 @@ from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.pending import Pending, PendingKind
 from ackline.ledger.planning import NO_LEADER, PAUSED
 from ackline.ledger.turns import LIVE, SettledPartition
-from ackline.tables.lease import Holder, Lease
+from ackline.tables.lease import Holder, Lease, StoppedRun
 from ackline.ui.health import Health, PartitionReading, worst, worst_first
 from ackline.ui.readings import LaneReading
 from tests.support.memory_lane import OK, MemoryLane
@@ -79,6 +79,24 @@ def test_a_plan_that_stays_open_is_stuck_unless_a_process_replays_it() -> None:
     assert health(later, lapsed) is Health.STUCK
 
 
+def test_a_run_that_has_stopped_with_an_error_that_comes_again_is_stuck_and_another_one_after_an_hour() -> None:
+    lane = MemoryLane(OK).after_run()
+    settled_at = lane.newest().settled_at
+
+    def health(lasting: bool, after: timedelta) -> Health:
+        stopped = StoppedRun(settled_at, "run", "GroupMoved", "It was moved.", "ackline doctor lane", lasting)
+        return LaneReading("lane", LIVE, lane.newest(), None, (), (), settled_at + after, stopped=stopped).health
+
+    minute, hour = timedelta(minutes=1), timedelta(hours=1)
+    assert [health(True, minute), health(False, minute), health(False, hour)] == [
+        Health.STUCK, Health.GREEN, Health.STUCK,
+    ]  # fmt: skip
+    paused = replace(reading(), settled=replace(reading().settled, paused=True))
+    still = LaneReading("lane", LIVE, lane.newest(), None, (), (paused,), settled_at).stands_still
+    assert still is not None
+    assert (still.reason, still.command) == ("Paused", "ackline resume lane")
+
+
 def test_retention_is_foreseen_by_the_pace_of_the_log_start() -> None:
     """10 offsets an hour, and 40 left: four hours."""
     part = reading(floor=50, log_end=90, log_start=10)
@@ -115,14 +133,14 @@ OWN = CommitMetadata("ledger", "orders", 0, 7)
 def test_the_page_shows_the_commit_of_the_turn_itself(before: Committed | None) -> None:
     part = reading(floor=50, old_floor=40)
     shown = replace(part, own=OWN, settled=replace(part.settled, committed=before))
-    assert (shown.committed, shown.commit_stayed) == (50, False)
+    assert (shown.committed, shown.commit_stayed, shown.health) == (50, False, Health.GREEN)
 
 
 @pytest.mark.parametrize("metadata", ["", replace(OWN, ledger="restored").encode(), replace(OWN, n=9).encode()])
 def test_a_commit_that_the_turn_may_not_overwrite_is_shown_where_it_stayed(metadata: str) -> None:
     part = reading(floor=50)
     stayed = replace(part, own=OWN, settled=replace(part.settled, committed=Committed(70, metadata)))
-    assert (stayed.committed, stayed.commit_stayed) == (70, True)
+    assert (stayed.committed, stayed.commit_stayed, stayed.health) == (70, True, Health.WAITING)
     seen = replace(part.settled, committed=Committed(70, ""), acknowledged_foreign_offset=70)
     assert replace(part, own=OWN, settled=seen).committed == 50
 

@@ -45,7 +45,13 @@ def test_no_act_is_offered_that_would_change_nothing() -> None:
     assert maker.of_partition(TP, 5120, 5120, waiting=False, pending=False) == []
     skip, backfill = maker.of_partition(TP, 5, 9, waiting=False)
     assert (shlex.split(skip.command)[1], shlex.split(backfill.command)[1]) == ("skip", "backfill")
+    assert maker.of_pipeline(waiting=False, recent=False) == []
     assert maker.of_record(TP, 5120, pending=False, exists=False) == []
+    [skip] = maker.of_record(TP, 7, pending=True, waiting=False, exists=False)
+    assert shlex.split(skip.command)[1] == "skip", "retention has taken it, and nothing reads it again"
+    [backfill] = maker.of_partition(TP, 5, 9, waiting=False, pending=False, log_start=7)
+    assert shlex.split(backfill.command)[3:] == ["orders:3:7-9"]
+    assert maker.of_partition(TP, 5, 9, waiting=False, pending=False, log_start=9) == []
     assert [shlex.split(action.command)[1] for action in maker.of_record(TP, 7, pending=True, waiting=False)] == [
         "skip", "backfill",
     ]  # fmt: skip

@@ -7,7 +7,6 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from datetime import timedelta
 from email.message import Message
 from pathlib import Path
 
@@ -23,8 +22,7 @@ from ackline.pipeline.pipeline import load
 from ackline.steps.run import run
 from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.store import LedgerStore
-from ackline.ui import pages, readings
-from ackline.ui import readings as failing
+from ackline.ui import failing, pages, readings
 from ackline.ui.links import Addresses
 from tests.airflow.project import Project
 from tests.conftest import MakeTopic
@@ -179,11 +177,12 @@ def test_a_group_of_failures_leads_to_its_records_and_each_to_its_attempts(
 
 
 def test_an_act_names_confirm_without_which_a_run_of_its_dag_is_a_dry_run(airflow: LocalAirflow) -> None:
-    for dag_id in ("backfill__orders", "operate__orders"):
+    """Retention has taken the record 141, so a backfill of it is not offered."""
+    for dag_id, where in (("backfill__orders", "partition=0&offset=7"), ("operate__orders", "partition=1&offset=141")):
         airflow.wait_for_dag(dag_id)
-        shown = text_of(view(airflow, "/pipelines/orders/record?topic=orders&partition=1&offset=141"))
-        action = shown.partition(f"Open the DAG {dag_id} ,")[2].partition("Copy")[0]
-        assert "set confirm to true . With false the run is a dry run: it changes nothing" in action
+        shown = text_of(view(airflow, f"/pipelines/orders/record?topic=orders&{where}"))
+        action = shown.partition(f"Copy, and open the DAG {dag_id} ")[2].partition("Copy")[0]
+        assert "Confirm , without which the run is a dry run: it changes nothing" in action
         assert '"confirm": false' in action
 
 
@@ -248,6 +247,7 @@ def test_the_view_of_a_pipeline_with_steps_or_outputs_has_a_table_of_the_steps(
         return text_of(pages.pipeline(reading, [LIVE], [], [], addresses, 0, readings.read_steps(reading)))
 
     assert "Steps 3 newest turns with records; complete latency 10.0 ms, at most 1000.0 ms" in shown("clicks")
+    assert "3.6k records 2.5 ms a call 30 failed" in shown("clicks")
     assert "Step Executed Emitted Acked Failed Mean ms Max ms source 3,600 10,800 3,570 30 2.5 9.0" in shown("clicks")
     assert "idle 0 0 0 0 – –" in shown("clicks")
     assert "source 4 6 3 1 – –" in shown("outputs")
@@ -260,16 +260,19 @@ def test_records_in_flight_are_counted_and_listed_with_their_deadline(
     monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
     tp, other = TopicPartition("calls", 0), TopicPartition("calls", 1)
     partitions = {tp: StoredPartition(in_flight=(10, 13)), other: StoredPartition(hold=7, fail_every=100)}
-    lane = write_lane(str(tmp_path), "calls", partitions, 1)
+    write_lane(str(tmp_path), "calls", partitions, 1)
     reading, addresses = readings.read_lane("calls"), Addresses("/ackline/", "")
     shown = text_of(pages.pipeline(reading, [LIVE], failing.failures(reading), [], addresses, 0))
     assert "Pending: retry 1 Pending: dead letter 0 Pending: in flight 3" in shown
-    deadline = f"{lane.now - timedelta(seconds=20) + DEADLINE:%Y-%m-%d %H:%M:%S} UTC"
-    assert f"no error class in flight 3 1 {deadline}" in shown
+    in_minutes = int(DEADLINE.total_seconds() // 60) - 1
+    assert re.search(
+        rf"in flight, waiting for an answer in flight 3 1 1 \d+ seconds ago \d+ seconds ago in {in_minutes} minutes",
+        shown,
+    )
     part = next(part for part in reading.partitions if part.tp == tp)
     view = text_of(pages.partition(reading, part, [], addresses))
-    assert f"offset 10 is in flight and waits for its answer until {deadline}" in view
-    assert f"Next attempt or deadline Error class [10, 13) in flight 1 {deadline}" in view
+    assert "offset 10 is in flight and waits for its answer until" in view
+    assert f"Next attempt or deadline Error class [10, 13) in flight 1 in {in_minutes} minutes" in view
     [record] = failing.failing_records(reading, "in_flight", "")[:1]
     assert (record.tp, record.offset) == (tp, 10)
 

@@ -9,10 +9,11 @@ from ackline.ledger.explain import Event, OffsetExplanation
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE
-from ackline.tables.lease import Holder, Lease
+from ackline.tables.lease import Holder, Lease, StoppedRun
 from ackline.ui import pages
+from ackline.ui.failing import FailingRecord
 from ackline.ui.links import ActionMaker, Addresses
-from ackline.ui.readings import FailingRecord, LaneReading
+from ackline.ui.readings import LaneReading
 from tests.support.memory_lane import OK, MemoryLane
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -83,12 +84,36 @@ def test_the_process_that_holds_the_open_turn_is_named_and_its_texts_are_escaped
     assert "lapsed" not in pages.pipeline(replace(reading, holder=None), [LIVE], [], [], ADDRESSES)
 
 
-def test_a_dead_record_has_the_command_that_prints_its_dead_letter() -> None:
-    def shown(state: str) -> str:
-        return pages.record(READING, TP, 7, OffsetExplanation(7, state, [], "…", 4), [], ADDRESSES)
+@pytest.mark.parametrize(
+    ("letter", "topic", "shown"),
+    [
+        ("orders.dead[0] 57", "orders.dead", "<b><bdi>orders.dead[0] offset 57</bdi></b>"),
+        (None, "orders.dead", "It is in the topic <b>orders.dead</b>. The table does not hold where"),
+        (None, None, "It has none: its turn was planned under <code>dead_letter: none</code>"),
+    ],
+    ids=["stored", "of an earlier version", "none"],
+)
+def test_a_dead_record_has_its_letter_and_the_command_that_prints_it(
+    letter: str | None, topic: str | None, shown: str
+) -> None:
+    event = Event(0, 1, 0, Outcome.DEAD, None, "after 4 attempts", NOON, "run", letter=letter)
+    explained = OffsetExplanation(7, "dead", [event], "…", 4)
+    page = pages.record(READING, TP, 7, explained, [], ADDRESSES, topic)
+    assert shown in page
+    assert "<pre>ackline dead orders orders 0 7</pre>" in page
+    acked = pages.record(READING, TP, 7, OffsetExplanation(7, "acked", [], "…", 1), [], ADDRESSES, topic)
+    assert "ackline dead" not in acked
 
-    assert "<pre>ackline dead orders orders 0 7</pre>" in shown("dead")
-    assert "ackline dead" not in shown("acked")
+
+def test_what_a_run_has_stopped_with_is_text() -> None:
+    stopped = StoppedRun(NOON, "run", "GroupMoved", f"It moved. {MARKUP} {TURNED}", "ackline doctor orders", True)
+    for page in (
+        pages.pipeline(replace(READING, stopped=stopped), [LIVE], [], [], ADDRESSES),
+        pages.index([replace(READING, stopped=stopped)], ADDRESSES, NOON, None),
+    ):
+        assert "GroupMoved" in page
+        assert "<script>alert" not in page
+        assert not set(page) & set("\u202e\u202c\u2067\u200f")
 
 
 def test_failing_records_show_the_last_error_once_and_the_attempts_as_bars() -> None:

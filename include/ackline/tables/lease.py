@@ -217,7 +217,7 @@ class StoppedRun:
     def of(cls, error: AcklineError, pipeline: str, run_id: str, at: datetime) -> "StoppedRun":
         """Returns the note of a run that has stopped with this error."""
         lasting, command = not isinstance(error, TransientError), command_of(error, pipeline)
-        return cls(at, run_id[:_MAX_TEXT], type(error).__name__, str(error)[:_MAX_SENTENCE], command, lasting)
+        return cls(at, run_id[:_MAX_TEXT], error.kind, str(error)[:_MAX_SENTENCE], command, lasting)
 
     @classmethod
     def decode(cls, content: bytes) -> "StoppedRun":

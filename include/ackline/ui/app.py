@@ -8,7 +8,7 @@ Every process of Airflow loads the plugins, so this module imports what the page
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -20,14 +20,18 @@ from fastapi.responses import HTMLResponse
 
 from ackline.airflow.dags import DAG_PREFIX, page_path, pipeline_of_dag
 from ackline.errors import AcklineError
+from ackline.ledger.explain import OffsetState
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import LIVE
-from ackline.ui import pages, readings
-from ackline.ui.links import ActionMaker, Addresses
+from ackline.ui import failing, pages, readings
+from ackline.ui.links import RECENT_HOURS, ActionMaker, Addresses
 from ackline.ui.readings import LaneReading
 
 PIPELINES_A_PAGE = 100
+NOT_IN_LOG = (OffsetState.GAP, Outcome.EXPIRED, Outcome.COMPACTED)
+"""The states of an offset that no backfill finds a record at."""
 HEADERS = {
     "Content-Security-Policy": pages.POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -131,10 +135,11 @@ def index(dag_ids: DagIds, start: Start = 0) -> str:
 def pipeline(reading: Reading, dag_ids: DagIds, start: Start = 0) -> str:
     """Show one lane of a pipeline."""
     lanes = readings.lanes_with_tables(reading.name)
-    actions = _actions(reading, dag_ids).of_pipeline(reading.pending[PendingKind.RETRY] > 0)
+    recent = reading.lag > 0 or reading.met_records_since(reading.now - timedelta(hours=RECENT_HOURS))
+    actions = _actions(reading, dag_ids).of_pipeline(reading.pending[PendingKind.RETRY] > 0, recent)
     steps = readings.read_steps(reading)
     topology = readings.read_topology(reading.name) if steps is not None else None
-    return pages.pipeline(reading, lanes, readings.failures(reading), actions, _addresses(), start, steps, topology)
+    return pages.pipeline(reading, lanes, failing.failures(reading), actions, _addresses(), start, steps, topology)
 
 
 @app.get("/pipelines/{name}/partition")
@@ -145,7 +150,7 @@ def partition(reading: Reading, dag_ids: DagIds, topic: Topic, partition: Partit
         if part.tp == tp:
             waiting = part.settled.state.pending_by_kind()[PendingKind.RETRY] > 0
             actions = _actions(reading, dag_ids).of_partition(
-                tp, part.floor, part.complete_to, waiting, part.pending > 0
+                tp, part.floor, part.complete_to, waiting, part.pending > 0, part.log_start or 0
             )
             return pages.partition(reading, part, actions, _addresses())
     raise HTTPException(404)
@@ -157,11 +162,15 @@ def failures(
     dag_ids: DagIds,
     kind: Annotated[str, Query(max_length=30)],
     error_class: Annotated[str, Query(max_length=1000)] = "",
+    step: Annotated[str, Query(max_length=1000)] = "",
 ) -> str:
-    """Show failing records of one error class."""
-    records = readings.failing_records(reading, kind, error_class)
-    actions = _actions(reading, dag_ids).of_failures(kind, error_class)
-    return pages.failing(reading, kind, error_class, records, actions, _addresses())
+    """Show failing records of one error class, or the newest attempts that failed in a step."""
+    if step:
+        return pages.failing(reading, kind, "", failing.records_at_step(reading, step), [], _addresses(), step=step)
+    group = failing.failure_of(failing.failures(reading), kind, error_class)
+    records = failing.failing_records(reading, kind, error_class)
+    actions = _actions(reading, dag_ids).of_failures(kind, error_class) if group is not None else []
+    return pages.failing(reading, kind, error_class, records, actions, _addresses(), group)
 
 
 @app.get("/pipelines/{name}/record")
@@ -171,9 +180,12 @@ def record(reading: Reading, dag_ids: DagIds, topic: Topic, partition: Partition
     explained = readings.read_record(reading, tp, offset)
     pending = explained.pending if explained is not None else None
     waiting = pending is not None and pending.kind is PendingKind.RETRY
-    exists = any(part.tp == tp and offset < part.complete_to for part in reading.partitions)
+    read = [part for part in reading.partitions if part.tp == tp and offset < part.complete_to]
+    in_log = any(offset >= (part.log_start or 0) for part in read)
+    exists = in_log and explained is not None and explained.state not in NOT_IN_LOG
     actions = _actions(reading, dag_ids).of_record(tp, offset, pending is not None, waiting, exists)
-    return pages.record(reading, tp, offset, explained, actions, _addresses())
+    letter_topic = readings.letter_topic(reading, explained)
+    return pages.record(reading, tp, offset, explained, actions, _addresses(), letter_topic)
 
 
 @app.get("/pipelines/{name}/turns/{epoch}/{n}")

@@ -1,7 +1,8 @@
 """Draws the pictures of the page as SVG. Pure.
 
-A picture has classes and no colours of its own, so that the page's style sheet gives it those of the theme. Every text
-is escaped by `markupsafe.Markup.format`.
+A picture has classes and no colours of its own, so that the page's style sheet gives it those of the theme. Places are
+percentages of its width, while heights, texts and marks are pixels: so a picture of any width has texts of the same
+size, and what does not overlap in the narrowest one overlaps in none. Every text is escaped by `markupsafe`.
 """
 
 import math
@@ -16,19 +17,24 @@ from ackline.ledger.offsets import Int64s
 from ackline.ledger.pending import PendingKind
 from ackline.ui.health import PartitionReading
 
-WIDTH = 1000
-"""The width of a partition's picture in its own units; the page scales it."""
-CHART_WIDTH = 600
-"""The width of a chart. The page shows two side by side, so it is smaller: labels stay readable."""
+NARROWEST = 320
+"""The width in pixels from which on no labels overlap."""
+LINE = 16
+"""The height in pixels of a line of labels."""
 OUTCOME_ORDER = ("acked", "skipped", "failed", "dead", "expired", "dropped", "lost", "compacted")
 """The outcomes in the order in which bars are stacked, from the axis on."""
 ROOT_FROM = 50
 """From this ratio of the largest turn to the smallest one on, bars have a square-root scale, and the chart says so."""
 SEEN = 2.0
-"""The least height of an outcome in a bar."""
-_PAD = 8
+"""The least height of an outcome in a bar, in pixels."""
+_COLUMNS = 500
+"""How many columns of a picture may hold a mark of pending offsets."""
 _LABEL_WIDTH = 7.6
-"""About how wide a character of a label is, to keep labels apart."""
+"""About how many pixels a character of a label takes, to keep labels apart. The font is not known."""
+_MARK, _BAR = 9, 18
+"""The height of the bands of marks above and below the bar, and of the bar."""
+_PLOT = 112
+"""The height of the bars of a chart, below which is its axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +44,25 @@ class _Scale:
     low: int
     high: int
 
-    def x(self, offset: int) -> float:
-        """Returns where an offset is drawn; one outside the scale is drawn at its nearer end."""
-        share = (min(max(offset, self.low), self.high) - self.low) / max(1, self.high - self.low)
-        return round(_PAD + share * (WIDTH - 2 * _PAD), 1)
+    def share(self, offset: int) -> float:
+        """Returns where an offset is drawn, from 0 to 1; one outside the scale is drawn at its nearer end."""
+        return (min(max(offset, self.low), self.high) - self.low) / max(1, self.high - self.low)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3f}".rstrip("0").rstrip(".") + "%"
 
 
 def partition_picture(part: PartitionReading, *, labels: bool = False, low: int | None = None) -> Markup:
     """Returns the log of a partition to scale: what is settled, read and unread, what fails, and where it is committed.
 
-    `low` cuts off what is below an offset. With `labels` the offsets are written below and above.
+    `low` cuts off what is below an offset. With `labels` the offsets are written below and above. Each mark has a band
+    of its own, so marks that meet do not cover each other: above the bar, in it, and below it.
     """
     scale = _scale(part, low)
     start = part.log_start if part.log_start is not None else scale.low
     end = part.log_end if part.log_end is not None else part.complete_to
+    above, below = _labels(part, scale, start, end) if labels else ([], [])
     bar = [
         _area(scale, scale.low, end, "log"),
         _area(scale, max(start, scale.low), part.floor, "settled"),
@@ -60,18 +71,17 @@ def partition_picture(part: PartitionReading, *, labels: bool = False, low: int 
         _area(scale, part.complete_to, min(start, end), "lost"),
         _area(scale, scale.low, min(start, end), "gone"),
         *_failure_marks(part, scale),
+        _mark(scale, part.complete_to, "complete", "M0 -1 l-5 -7 h10 z"),
+        _mark(scale, part.floor, "floor", f"M-2.5 0 h2.5 v{_BAR} h-2.5 z"),
     ]
-    # Above the bar, on the whole of it, and below it: marks that meet do not cover each other.
-    marks = [_mark(scale, part.complete_to, "complete"), _mark(scale, part.floor, "floor")]
     if part.committed is not None:
-        marks.append(_mark(scale, part.committed, "committed"))
-    texts = _labels(part, scale, start, end) if labels else []
-    height = 84 if labels else 26
-    top = 27 if labels else 4
-    return Markup('<svg class="picture" viewBox="0 0 {} {}" role="img" aria-label="{}"><g transform="translate(0 {})">'
-                  "{}{}</g>{}</svg>").format(
-        WIDTH, height, _description(part, start, end), top, Markup("").join(bar), Markup("").join(marks),
-        Markup("").join(texts),
+        bar.append(_mark(scale, part.committed, "committed", f"M0 {_BAR + 1} l-5 7 h10 z"))
+    top = len(above) * LINE + _MARK
+    height = top + _BAR + _MARK + len(below) * LINE
+    texts = [*_texts(above, LINE - 4), *_texts(below, top + _BAR + _MARK + LINE - 4)]
+    return Markup('<svg class="picture" height="{}" role="img" aria-label="{}"><g transform="translate(0 {})">{}</g>{}'
+                  "</svg>").format(
+        height, _description(part, start, end), top, Markup("").join(bar), Markup("").join(texts)
     )  # fmt: skip
 
 
@@ -93,24 +103,22 @@ def _scale(part: PartitionReading, low: int | None) -> _Scale:
 def _area(scale: _Scale, start: int, end: int, name: str) -> Markup:
     if end <= start or end <= scale.low:
         return Markup("")
-    x = scale.x(start)
-    width = max(1.0, round(scale.x(end) - x, 1))
+    left = scale.share(start)
     # What retention took is a strip below the others: most of it was settled before, and shows as that.
-    y, height = (14, 6) if name == "gone" else (0, 18)
-    return Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>').format(name, x, y, width, height)
+    y, height = (_BAR - 5, 5) if name == "gone" else (0, _BAR)
+    return Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>').format(
+        name, _percent(left), y, _percent(max(0.0015, scale.share(end) - left)), height
+    )
 
 
-def _mark(scale: _Scale, offset: int, name: str) -> Markup:
-    x = scale.x(offset)
-    if name == "committed":
-        return Markup('<path class="committed" d="M{} 14 l-6 10 h12 z"/>').format(x)
-    if name == "complete":
-        return Markup('<path class="mark complete" d="M{} 5 l-5 -8 h10 z"/>').format(x)
-    return Markup('<rect class="mark {}" x="{}" y="-3" width="2.5" height="24"/>').format(name, round(x - 1.2, 1))
+def _mark(scale: _Scale, offset: int, name: str, path: str) -> Markup:
+    return Markup('<svg class="mark {}" x="{}" overflow="visible"><path d="{}"/></svg>').format(
+        name, _percent(scale.share(offset)), path
+    )
 
 
 def _failure_marks(part: PartitionReading, scale: _Scale) -> Iterable[Markup]:
-    """Yields a mark for each column of the picture that holds a pending offset: at most one per two units."""
+    """Yields a mark for each column of the picture that holds a pending offset."""
     runs = part.settled.state.pending
     for kind in PendingKind:
         chosen = runs.of_kind(kind)
@@ -120,52 +128,65 @@ def _failure_marks(part: PartitionReading, scale: _Scale) -> Iterable[Markup]:
 
 
 def _marks(scale: _Scale, starts: Int64s, ends: Int64s, name: str) -> Iterable[Markup]:
-    span, columns = max(1, scale.high - scale.low), WIDTH // 2
-    first = np.clip((starts - scale.low) * columns // span, 0, columns - 1)
-    last = np.clip((ends - 1 - scale.low) * columns // span, 0, columns - 1)
-    edges = np.zeros(columns + 1, dtype=np.int64)
+    span = max(1, scale.high - scale.low)
+    first = np.clip((starts - scale.low) * _COLUMNS // span, 0, _COLUMNS - 1)
+    last = np.clip((ends - 1 - scale.low) * _COLUMNS // span, 0, _COLUMNS - 1)
+    edges = np.zeros(_COLUMNS + 1, dtype=np.int64)
     np.add.at(edges, first, 1)
     np.add.at(edges, last + 1, -1)
-    filled = np.concatenate([[False], np.cumsum(edges)[:columns] > 0, [False]])
+    filled = np.concatenate([[False], np.cumsum(edges)[:_COLUMNS] > 0, [False]])
     begins, stops = np.flatnonzero(filled[1:] & ~filled[:-1]), np.flatnonzero(~filled[1:] & filled[:-1])
     for begin, stop in zip(begins.tolist(), stops.tolist(), strict=True):
-        x = _PAD + begin * (WIDTH - 2 * _PAD) / columns
-        width = max(2.5, (stop - begin) * (WIDTH - 2 * _PAD) / columns)
         yield Markup('<rect class="pending {}" x="{}" y="2" width="{}" height="14"/>').format(
-            name, round(x, 1), round(width, 1)
+            name, _percent(begin / _COLUMNS), _percent((stop - begin) / _COLUMNS)
         )
 
 
-def _labels(part: PartitionReading, scale: _Scale, start: int, end: int) -> list[Markup]:
-    """Returns the labels: positions of the group above the bar, those of the log and of the reading below it. Positions
-    that are equal share one label."""
-    words = {part.floor: ["floor"]}
-    if part.committed is not None:
-        words.setdefault(part.committed, []).append("committed")
-    above = [(offset, f"{' = '.join(names)} {offset:,}") for offset, names in words.items()]
-    words = {}
-    for offset, name in ((start, "log start"), (part.complete_to, "complete to"), (end, "end")):
+_Line = list[tuple[float, str, str]]
+"""Labels that share a line: where, how they are anchored there, and the text."""
+
+
+def _labels(part: PartitionReading, scale: _Scale, start: int, end: int) -> tuple[list[_Line], list[_Line]]:
+    """Returns the lines of labels: positions of the group above the bar, those of the log and of the reading below it.
+    Positions that are equal share one label."""
+    above = [(part.floor, "floor")] + ([(part.committed, "committed")] if part.committed is not None else [])
+    below = [(start, "log start"), (part.complete_to, "complete to"), (end, "end")]
+    return _lines(scale, above), _lines(scale, below)
+
+
+def _lines(scale: _Scale, positions: Sequence[tuple[int, str]]) -> list[_Line]:
+    words: dict[int, list[str]] = {}
+    for offset, name in positions:
         words.setdefault(offset, []).append(name)
-    below = [(offset, f"{' = '.join(names)} {offset:,}") for offset, names in words.items()]
-    return [*_row(scale, above, [14]), *_row(scale, below, [63, 79])]
+    lines: list[_Line] = []
+    taken: list[list[tuple[float, float]]] = []
+    for offset, names in sorted(words.items()):
+        if offset < scale.low:
+            continue
+        share, text = scale.share(offset), f"{' = '.join(names)} {offset:,}"
+        # The anchor that leaves most room to the edges. With any of them, labels move apart as the picture grows.
+        room = {"start": 1 - share, "end": share, "middle": 2 * min(share, 1 - share)}
+        anchor = max(room, key=lambda name: room[name])
+        width = len(text) * _LABEL_WIDTH
+        left = share * NARROWEST - {"start": 0.0, "end": width, "middle": width / 2}[anchor]
+        place = next(
+            (n for n, spans in enumerate(taken) if all(left >= b + 8 or left + width + 8 <= a for a, b in spans)),
+            len(taken),
+        )
+        if place == len(taken):
+            taken.append([])
+            lines.append([])
+        taken[place].append((left, left + width))
+        lines[place].append((share, anchor, text))
+    return lines
 
 
-def _row(scale: _Scale, labels: Sequence[tuple[int, str]], lines: Sequence[int]) -> list[Markup]:
-    """Returns labels at their offsets, moved into the picture; one that would overlap goes to the next line."""
-    taken = dict.fromkeys(lines, -1e9)
-    texts = []
-    for offset, text in sorted(label for label in labels if label[0] >= scale.low):
-        width, x = len(text) * _LABEL_WIDTH, scale.x(offset)
-        left = min(max(x - width / 2, 2), WIDTH - width - 2)
-        line = next((y for y in lines if taken[y] < left), lines[-1])
-        if taken[line] >= left:  # all lines are full here: it follows the label of the last line
-            left = taken[line]
-        taken[line] = left + width + 10
-        # The font is not known, so a label at an end of the picture is anchored there.
-        at, anchor = (WIDTH - 2.0, "end") if left + width >= WIDTH - 2 else (left + width / 2, "middle")
-        at, anchor = (2.0, "start") if left <= 2 else (at, anchor)
-        texts.append(Markup('<text class="{}" x="{}" y="{}">{}</text>').format(anchor, round(at, 1), line, text))
-    return texts
+def _texts(lines: Sequence[_Line], first: float) -> Iterable[Markup]:
+    for number, line in enumerate(lines):
+        for share, anchor, text in line:
+            yield Markup('<text class="{}" x="{}" y="{}">{}</text>').format(
+                anchor, _percent(share), first + number * LINE, text
+            )
 
 
 def _description(part: PartitionReading, start: int, end: int) -> str:
@@ -184,40 +205,52 @@ def line_chart(points: Sequence[tuple[datetime, float]], unit: str) -> Markup:
     first, last = points[0][0], points[-1][0]
     span = max(1.0, (last - first).total_seconds())
     places = [
-        (round(58 + (at - first).total_seconds() / span * (CHART_WIDTH - 70), 1), round(130 - value / top * 112, 1))
+        (round((at - first).total_seconds() / span * 100, 2), round(_PLOT * (1 - value / top), 1))
         for at, value in points
     ]
     line = " ".join(f"{x},{y}" for x, y in places)
-    area = f"{places[0][0]},130 {line} {places[-1][0]},130"
-    body = Markup('<polygon class="area" points="{}"/><polyline class="line" points="{}"/>').format(area, line)
-    return _chart(body, top, first, last, f"{unit} over time, at most {height:,.0f}", f"{unit}")
+    body = Markup('<svg viewBox="0 0 100 {}" preserveAspectRatio="none"><polygon class="area" points="0,{} {} 100,{}"/>'
+                  '<polyline class="line" points="{}"/></svg>').format(
+        _PLOT, _PLOT, line, _PLOT, line
+    )  # fmt: skip
+    label = f"{unit} over time, at most {height:,.0f}"
+    return _chart(body, top, label, [(0.0, "start", _time(first, last)), (1.0, "end", _time(last, first))])
 
 
 def bar_chart(turns: Sequence[tuple[str, datetime, Mapping[str, int]]]) -> Markup:
-    """Returns a stacked bar of outcomes for each (title, time, outcomes)."""
+    """Returns a stacked bar of outcomes for each (title, time, outcomes). The times of the first and of the last turn
+    are written below their bars."""
     if not turns:
         return Markup("")
     most = max(sum(outcomes.values()) for _, _, outcomes in turns)
     smallest = min((number for _, _, outcomes in turns if (number := sum(outcomes.values()))), default=most)
     top, is_root = _nice(most), most >= ROOT_FROM * smallest
-    step = (CHART_WIDTH - 70) / max(12, len(turns))
+    step = 1 / len(turns)
+    wide = min(0.86 * step, 0.08)
     bars = []
     for index, (title, _, outcomes) in enumerate(turns):
         tall = math.sqrt(sum(outcomes.values()) / top) if is_root else sum(outcomes.values()) / top
-        parts, y = [], 130.0
-        for name, high in _heights(outcomes, tall * 112).items():
+        parts, y = [], float(_PLOT)
+        for name, high in _heights(outcomes, tall * _PLOT).items():
             y -= high
             parts.append(
                 Markup('<rect class="outcome {}" x="{}" y="{}" width="{}" height="{}"/>').format(
-                    name, round(58 + index * step, 1), round(y, 1), round(max(2.0, step - 3), 1), round(high, 1)
+                    name, _percent((index + 0.5) * step - wide / 2), round(y, 1), _percent(wide), round(high, 1)
                 )
             )
         counts = ", ".join(f"{outcomes[name]:,} {name}" for name in OUTCOME_ORDER if outcomes.get(name))
         bars.append(
             Markup("<g><title>{}: {}</title>{}</g>").format(title, counts or "no record", Markup("").join(parts))
         )
-    label = f"outcomes of {len(turns)} turns, at most {most:,} in one"
-    return _chart(Markup("").join(bars), top, turns[0][1], turns[-1][1], label, "offsets", is_root=is_root)
+    first, last = turns[0][1], turns[-1][1]
+    times = [
+        (0.5 * step - wide / 2, "start", _time(first, last)),
+        (1 - 0.5 * step + wide / 2, "end", _time(last, first)),
+    ]
+    label = f"outcomes of {len(turns)} turns, at most {most:,} in one" + ", on a square-root scale" * is_root
+    return _chart(
+        Markup("").join(bars), top, label, times if len(turns) > 1 else [(0.5, "middle", times[0][2])], is_root
+    )
 
 
 def _heights(outcomes: Mapping[str, int], tall: float) -> dict[str, float]:
@@ -237,25 +270,31 @@ def _heights(outcomes: Mapping[str, int], tall: float) -> dict[str, float]:
 
 
 def _chart(
-    body: Markup, top: float, first: datetime, last: datetime, label: str, unit: str, is_root: bool = False
+    body: Markup, top: float, label: str, times: Sequence[tuple[float, str, str]], is_root: bool = False
 ) -> Markup:
+    """Returns a chart: the numbers of the axis, and the plot beside them, which takes the width that is left."""
+    shares = (share for share in (0, 0.5, 1) if (top * share).is_integer())  # there is no half offset
+    ticks = [(18 + _PLOT * (1 - share), top * (share * share if is_root else share)) for share in shares]
+    numbers = Markup("").join(
+        Markup('<text class="axis" x="52" y="{}">{}</text>').format(y + 4, short(value)) for y, value in ticks
+    )
     lines = Markup("").join(
-        Markup('<line class="grid" x1="58" x2="{}" y1="{}" y2="{}"/><text class="axis" x="52" y="{}">{}</text>').format(
-            CHART_WIDTH - 12,
-            130 - share * 112,
-            130 - share * 112,
-            134 - share * 112,
-            short(top * (share * share if is_root else share)),
+        Markup('<line class="grid" x1="0" x2="100%" y1="{}" y2="{}"/>').format(y, y) for y, _ in ticks
+    )
+    note = Markup('<text class="time end" x="100%" y="11">square-root scale</text>') if is_root else ""
+    # Beside a few bars the two times may not fit into one line.
+    apart = len(times) < 2 or times[1][0] - times[0][0] > 0.85
+    below = Markup("").join(
+        Markup('<text class="time {}" x="{}" y="{}">{}</text>').format(
+            anchor, _percent(share), _PLOT + 36 + (0 if apart else LINE * number), text
         )
-        for share in (0, 0.5, 1)
+        for number, (share, anchor, text) in enumerate(times)
     )
-    note = Markup('<text class="time middle" x="320" y="150">square-root scale</text>') if is_root else ""
-    times = Markup('<text class="time" x="58" y="150">{}</text><text class="time end" x="{}" y="150">{}</text>').format(
-        _time(first, last), CHART_WIDTH - 12, _time(last, first)
-    )
+    height = _PLOT + (42 if apart else 42 + LINE)
     return Markup(
-        '<svg class="chart" viewBox="0 0 {} 156" role="img" aria-label="{}">{}{}{}{}<title>{}</title></svg>'
-    ).format(CHART_WIDTH, label, lines, body, times, note, unit)
+        '<div class="chart"><svg width="58" height="{}" aria-hidden="true">{}</svg>'
+        '<svg class="plot" height="{}" role="img" aria-label="{}">{}{}<svg y="18" height="{}">{}</svg>{}</svg></div>'
+    ).format(height, numbers, height, label, lines, note, _PLOT, body, below)
 
 
 def sparkline(turns: Iterable[Mapping[str, int]]) -> Markup:
@@ -283,8 +322,8 @@ def sparkline(turns: Iterable[Mapping[str, int]]) -> Markup:
                 )
             )
     return Markup(
-        '<svg class="spark" viewBox="0 0 168 24" role="img" aria-label="outcomes of the last turns, on a square-root '
-        'scale">{}</svg>'
+        '<svg class="spark" viewBox="0 0 168 24" preserveAspectRatio="none" role="img" aria-label="outcomes of the '
+        'last turns, on a square-root scale">{}</svg>'
     ).format(Markup("").join(bars))
 
 
@@ -314,6 +353,4 @@ def short(value: float) -> str:
 
 
 def _time(at: datetime, other: datetime) -> str:
-    if at.date() == other.date():
-        return f"{at:%H:%M:%S} UTC"
-    return f"{at:%Y-%m-%d %H:%M} UTC"
+    return f"{at:%H:%M} UTC" if at.date() == other.date() else f"{at.day} {at:%b %H:%M} UTC"

@@ -32,7 +32,7 @@ class Health(StrEnum):
     GREEN = "green"
     """Every record that was there is settled."""
     WAITING = "waiting"
-    """Records wait: for a retry that is not due yet, or for the next run."""
+    """Records wait: for a retry that is not due yet, or for the next run. Or a commit of another client has stayed."""
     STUCK = "stuck"
     """The floor does not move, and no later run alone will move it."""
     LOSING = "losing"
@@ -151,7 +151,7 @@ class PartitionReading:
             return Health.LOSING
         if self._is_stuck:
             return Health.STUCK
-        return Health.WAITING if self.lag > 0 or self.pending else Health.GREEN
+        return Health.WAITING if self.lag > 0 or self.pending or self.commit_stayed else Health.GREEN
 
     @property
     def _loses(self) -> bool:

@@ -1,8 +1,8 @@
 """The addresses of the page's views and of Airflow's own pages, and ready-made operator actions. Pure.
 
-An action is the configuration of a DAG run, and the command that does the same. The page is read-only. Airflow's
-trigger form takes no values from an address, so the page offers the configuration as text to paste, beside a link to
-the DAG. `Airflow 3.3`: https://github.com/apache/airflow/issues/54800.
+An action is the configuration of a DAG run, and the command that does the same. The page is read-only. The trigger form
+of Airflow 3.3 takes no values from an address (https://github.com/apache/airflow/issues/54800: a change that did was
+taken back), so one link copies the configuration and opens the DAG, where the operator pastes it.
 
 Once a configuration is pasted, the form of Airflow 3.3 shows the fields alone that are in it. So each configuration has
 `confirm`, which an operator sets to true. As it is, the run is a dry run.
@@ -16,9 +16,11 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import LIVE, TurnId
-from ackline.ui.readings import Failure, LaneReading
+from ackline.ui.failing import Failure
+from ackline.ui.readings import LaneReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,10 @@ class Addresses:
             reading.name, "/failures", kind=group.kind, error_class=group.error_class or None, lane=reading.lane
         )
 
+    def step_failures(self, reading: LaneReading, step: str) -> str:
+        """Returns the list of the newest attempts that failed in a step."""
+        return self._of(reading.name, "/failures", kind=Outcome.FAILED.value, step=step, lane=reading.lane)
+
     def turn(self, turn: TurnId, step: int = 0) -> str:
         """Returns the view of a turn, or of the one that is `step` turns later."""
         return self._of(turn.pipeline, f"/turns/{turn.epoch}/{turn.n + step}", lane=turn.lane)
@@ -85,6 +91,8 @@ class Addresses:
         return f"{self.page}pipelines/{quote(name, safe='')}{path}" + (f"?{urlencode(given)}" if given else "")
 
 
+RECENT_HOURS = 2
+"""Of how many hours the page offers a backfill."""
 BACKFILL, OPERATE = "backfill__", "operate__"
 """The prefixes of the DAGs that act on a pipeline. A link is shown only where Airflow has the DAG."""
 
@@ -111,40 +119,39 @@ class ActionMaker:
     dag_ids: Collection[str]
     addresses: Addresses
 
-    def of_pipeline(self, waiting: bool = True) -> list[ReadyAction]:
-        """Returns what an operator may do with the whole pipeline. `waiting` is whether a retry is pending."""
+    def of_pipeline(self, waiting: bool = True, recent: bool = True) -> list[ReadyAction]:
+        """Returns what an operator may do with the whole pipeline. `waiting` is whether a retry is pending, `recent`
+        whether there may be records of the last two hours."""
+        last_hours = {"all": True, "from": f"{RECENT_HOURS}h ago"}
+        options = ["--all", "--from", f"{RECENT_HOURS}h ago"]
         return [
             *([self._retry("Retry everything that is pending now", [])] if waiting else []),
-            self._backfill(
-                "Backfill the last two hours", ["--all", "--from", "2h ago"], {"all": True, "from": "2h ago"}
-            ),
+            *([self._backfill("Backfill the last two hours", options, last_hours)] if recent else []),
         ]
 
     def of_partition(
-        self, tp: TopicPartition, floor: int, complete_to: int, waiting: bool = True, pending: bool = True
-    ) -> list[ReadyAction]:
+        self, tp: TopicPartition, floor: int, complete_to: int, waiting: bool = True, pending: bool = True,
+        log_start: int = 0,
+    ) -> list[ReadyAction]:  # fmt: skip
         """Returns what an operator may do with a partition: nothing that would change nothing. `waiting` is whether a
-        retry is pending, `pending` whether anything is."""
+        retry is pending, `pending` whether anything is. Nothing can be read below `log_start`."""
+        start = max(floor, log_start)
         return [
             *([self._retry(f"Retry what is pending in {tp} now", [tp])] if waiting else []),
             *([self._skip(f"Skip what is pending below {complete_to}", tp, f"{floor}:{complete_to}")] * pending),
-            *([self._backfill(*_range(tp, floor, complete_to))] if floor < complete_to else []),
+            *([self._backfill(*_range(tp, start, complete_to))] if start < complete_to else []),
         ]
 
     def of_record(
         self, tp: TopicPartition, offset: int, pending: bool, waiting: bool = True, exists: bool = True
     ) -> list[ReadyAction]:
-        """Returns what an operator may do with one record; nothing with an offset that the lane has not read."""
-        if not exists:
-            return []
-        again = self._backfill(*_range(tp, offset, offset + 1))
-        if not pending:
-            return [again]
-        return [
-            *([self._retry("Retry this record now", [tp], offsets=str(offset))] if waiting else []),
-            self._skip("Skip this record", tp, str(offset)),
-            again,
-        ]
+        """Returns what an operator may do with one record. One that the lane has not read, or that is not in the log,
+        can't be handled again: `exists` is whether it can."""
+        acts = []
+        if pending:
+            acts += [self._retry("Retry this record now", [tp], offsets=str(offset))] if waiting else []
+            acts.append(self._skip("Skip this record", tp, str(offset)))
+        return acts + ([self._backfill(*_range(tp, offset, offset + 1))] if exists else [])
 
     def of_failures(self, kind: str, error_class: str) -> list[ReadyAction]:
         """Returns what an operator may do with all records of an error class."""

@@ -25,18 +25,22 @@ from ackline.ledger.explain import (
 from ackline.ledger.metrics import StepFigures, mean_and_max
 from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.outcomes import Outcome
+from ackline.ledger.pending import PendingKind
 from ackline.pipeline.topology import Topology
 from ackline.tables.history import TurnTotals
 from ackline.ui import charts
+from ackline.ui.failing import MOST_RECORDS, FailingRecord, Failure
 from ackline.ui.health import Health, PartitionReading, worst_first
 from ackline.ui.links import Addresses, ReadyAction, dead_command
-from ackline.ui.readings import LAST_TURNS, MOST_RECORDS, FailingRecord, Failure, LaneReading, TurnReading
+from ackline.ui.readings import LAST_TURNS, LaneReading, TurnReading
 from ackline.ui.step_chart import step_picture
 
 PARTITIONS_A_PAGE = 20
 TURNS_LISTED = 20
 PENDING_RUNS = 50
 """How many ranges of pending offsets the view of a partition lists."""
+NO_CLASS = {PendingKind.IN_FLIGHT.value: "in flight, waiting for an answer"}
+"""What stands for an error class where there is none."""
 SHOWN_TEXT = 500
 """The most characters of a text from outside that a page shows."""
 _DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -60,16 +64,24 @@ POLICY = (
 def index(
     readings: Sequence[LaneReading | tuple[str, str]], addresses: Addresses, now: datetime, more: str | None
 ) -> str:
-    """Returns the view of all pipelines, the worst first. (name, error) stands for one that can't be read."""
+    """Returns the view of all pipelines, the worst first: those that need a person, those with dead records of the last
+    day, then the others. (name, error) stands for one that can't be read, which comes before all."""
     order = list(Health)
     lanes = [reading for reading in readings if isinstance(reading, LaneReading)]
-    lanes.sort(key=lambda lane: (-order.index(lane.health), -lane.lag, lane.name))
+
+    def place(lane: LaneReading) -> tuple[int, bool, int, int, str]:
+        health = order.index(lane.health)
+        urgent = health if health >= order.index(Health.STUCK) else 0
+        return (-urgent, not lane.dead, -health, -lane.lag, lane.name)
+
+    lanes.sort(key=place)
     count = {health: sum(lane.newest is not None and lane.health is health for lane in lanes) for health in Health}
     return _render(
         "index.html", "Pipelines", addresses, refresh=True, readings=lanes, now=now, more=more,
         broken=[reading for reading in readings if isinstance(reading, tuple)],
         healths=[(health, number) for health, number in count.items() if number],
-        sparkline=lambda lane: charts.sparkline([turn.outcomes for turn in lane.turns]),
+        dead=sum(lane.dead for lane in lanes),
+        sparkline=lambda lane: charts.sparkline([turn.outcomes for turn in lane.turns if turn.turn.n]),
     )  # fmt: skip
 
 
@@ -80,16 +92,22 @@ def pipeline(
 ) -> str:  # fmt: skip
     """Returns the view of a lane, with PARTITIONS_A_PAGE partitions from number `start` on, the worst first. `steps` is
     what its steps did; None without steps."""
+    in_flight = [group.since for group in failures if group.kind == PendingKind.IN_FLIGHT.value and group.since]
     partitions = worst_first(reading.partitions)[start : start + PARTITIONS_A_PAGE]
     end = start + PARTITIONS_A_PAGE
     return _render(
         "pipeline.html", reading.name, addresses, refresh=True, reading=reading, lanes=lanes, partitions=partitions,
-        step_picture=step_picture(steps, topology, lambda: "#failing") if steps else None,
-        failures=failures, actions=actions, picture=charts.partition_picture, steps=steps, milliseconds=mean_and_max,
+        step_picture=step_picture(steps, topology, lambda step: addresses.step_failures(reading, step))
+        if steps else None,
+        oldest_in_flight=min(in_flight, default=None), attempts_bar=charts.attempts_bar,
+        most=max((group.attempts for group in failures), default=0),
+        failures=failures, no_class=NO_CLASS, actions=actions, picture=charts.partition_picture, steps=steps,
+        milliseconds=mean_and_max,
         turns=list(reversed(reading.turns))[:TURNS_LISTED],
         more=addresses.pipeline(reading.name, reading.lane, end) if end < len(reading.partitions) else None,
         first=addresses.pipeline(reading.name, reading.lane) if start else None,
-        outcome_chart=charts.bar_chart([_bar(turn) for turn in reading.turns]),
+        # Without the first genesis, which handles nothing.
+        outcome_chart=charts.bar_chart([_bar(turn) for turn in reading.turns if turn.turn.n]),
         lag_chart=charts.line_chart(
             [(turn.settled_at, turn.metrics["lag"]) for turn in reading.turns if "lag" in turn.metrics], "offsets"
         ),
@@ -108,8 +126,10 @@ def partition(
         part.tp, part.floor, part.held_by, part.log_start, part.log_end, None, reading.now, part.why
     )
     reached = part.reached_by_retention
-    moment = reached and moment_text(reached, reading.now)
-    pace = moment and f"At its pace of the last turns, the log start reaches the floor at {moment}."
+    pace = None
+    if reached is not None and reached > reading.now:  # the sentence states what is gone already
+        moment = moment_text(reached, reading.now)
+        pace = f"At its pace of the last turns, the log start reaches the floor at {moment}."
     pending = part.settled.state.pending
     return _render(
         "partition.html", f"{part.tp} · {reading.name}", addresses, refresh=True, reading=reading, part=part,
@@ -121,29 +141,32 @@ def partition(
 
 def failing(
     reading: LaneReading, kind: str, error_class: str, records: Sequence[FailingRecord], actions: Sequence[ReadyAction],
-    addresses: Addresses,
+    addresses: Addresses, group: Failure | None = None, step: str = "",
 ) -> str:  # fmt: skip
-    """Returns the list of the records that fail with an error class."""
+    """Returns the list of the records that fail with an error class, of which `group` counts all; with `step`, of the
+    newest attempts that failed in it."""
     failed = [one for one in records if one.at is not None]
+    name = f"failed in {step}" if step else error_class or NO_CLASS.get(kind, "no error class")
     return _render(
-        "failures.html", f"{error_class or 'no error class'} · {reading.name}", addresses, refresh=True,
+        "failures.html", f"{name} · {reading.name}", addresses, refresh=True, name=name, group=group, step=step,
         reading=reading, kind=kind, error_class=error_class, records=records, actions=actions, limit=MOST_RECORDS,
         last=max(failed, key=lambda one: one.at or reading.now) if failed else None,
-        since=min(one.at for one in failed if one.at) if failed else None,
         most=max((one.attempts for one in records), default=0), attempts_bar=charts.attempts_bar,
     )  # fmt: skip
 
 
 def record(
     reading: LaneReading, tp: TopicPartition, offset: int, explained: OffsetExplanation | None,
-    actions: Sequence[ReadyAction], addresses: Addresses,
+    actions: Sequence[ReadyAction], addresses: Addresses, letter_topic: str | None = None,
 ) -> str:  # fmt: skip
-    """Returns the story of a record."""
+    """Returns the story of a record. `letter_topic` is the topic of the dead letters of the turn that gave it up."""
+    is_dead = explained is not None and explained.state == Outcome.DEAD.value
+    decided = [event for event in explained.events if event.outcome is Outcome.DEAD] if explained is not None else []
     return _render(
         "record.html", f"{tp} {offset} · {reading.name}", addresses, refresh=True, reading=reading, tp=tp,
         offset=offset, record=explained, actions=actions,
-        letter=dead_command(reading.name, reading.lane, tp, offset)
-        if explained is not None and explained.state == Outcome.DEAD.value else None,
+        is_dead=is_dead, letter_topic=letter_topic, place=decided[-1].letter if decided else None,
+        letter=dead_command(reading.name, reading.lane, tp, offset),
     )  # fmt: skip
 
 
@@ -227,6 +250,7 @@ _environment.filters |= {
     "duration": lambda seconds: span(timedelta(seconds=seconds)),
     "from_now": _from_now,
     "in_order": _in_order,
+    "letter": lambda place: " offset ".join(place.rsplit(" ", 1)),
     "moment": lambda time: f"{time:%Y-%m-%d %H:%M:%S} UTC",
     "offsets": _offsets,
 }

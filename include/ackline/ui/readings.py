@@ -1,36 +1,40 @@
-"""Reads what the page shows from the tables alone. It needs no broker and loads no handler.
+"""Reads what the page shows from the tables alone. It needs no broker and loads no handler. All reads are bounded.
 
-All reads are bounded, those of failing records too: groups by error class, and the records of a group.
+What a lane stands still for, only the checks of a run find out, for they ask the broker. A run that stops leaves a note
+of it, which is read here; the state of the tables adds what no run has met yet.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from ackline.airflow.connections import use_audit_connection
 from ackline.errors import AcklineError, LedgerError
 from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.explain import OffsetExplanation, explain_offset
 from ackline.ledger.metrics import StepFigures
-from ackline.ledger.offsets import TopicPartition, ValuedRange
+from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.pending import Pending, PendingKind
+from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
+from ackline.pipeline.arguments import id_of
 from ackline.pipeline.folder import audit_root, load_pipeline, pipelines_folder
+from ackline.pipeline.outputs import OutputsOfTurn
+from ackline.pipeline.pipeline import TurnSettings
 from ackline.pipeline.topology import Topology
+from ackline.scrub import scrub_address
 from ackline.tables.history import (
     TurnTotals,
+    dead_since,
     delta_versions,
     evidence_of_offset,
     log_starts_at,
     recent_turns,
     step_figures,
 )
-from ackline.tables.layout import LeaseFile, holder_of, lanes_of
-from ackline.tables.lease import Holder, HolderState
-from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.tables.layout import LeaseFile, holder_of, lanes_of, stopped_run
+from ackline.tables.lease import Holder, HolderState, StoppedRun
 from ackline.tables.store import LedgerStore
 from ackline.ui.health import OPEN_TOO_LONG, Health, PartitionReading, worst
 
@@ -42,6 +46,19 @@ FEW_TURNS = 24
 
 DEAD_WITHIN = timedelta(days=1)
 """Of which time the list of all pipelines counts dead records."""
+PUBLISHING = timedelta(minutes=1)
+"""After this time a settled turn whose rows are not in its output tables stands still."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandsStill:
+    """What a lane stands still for: the class of an error or a state, a sentence, and the command that ends it."""
+
+    reason: str
+    sentence: str
+    command: str
+    at: datetime | None = None
+    """When a run has stopped with it; None for a state of the tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +75,48 @@ class LaneReading:
     now: datetime
     holder: Holder | None = None
     """The process that works on the open plan; None if no process holds its lease."""
+    stopped: StoppedRun | None = None
+    """Why the last run has stopped; None if a turn was settled since."""
+    unpublished: tuple[str, ...] = ()
+    """The output tables that rows of the newest turn are not yet in."""
+    dead: int = 0
+    """The records that died within the last day."""
+
+    @property
+    def stands_still(self) -> StandsStill | None:
+        """What the lane stands still for, as far as its tables and its last run tell; None if it goes on."""
+        if self.stopped is not None:
+            note = self.stopped
+            return StandsStill(note.reason, note.sentence, note.command, note.at)
+        if self.newest is None:
+            return None
+        if self.unpublished and self.now - self.newest.settled_at > PUBLISHING:
+            sentence = (
+                f"Turn {self.newest.turn.n} is settled, and its rows are not yet in {', '.join(self.unpublished)}. The "
+                f"group is not committed before."
+            )
+            again = f"run {self.name}" if self.lane == LIVE else f"backfill {self.name} --id {id_of(self.lane)}"
+            return StandsStill("Unpublished", sentence, f"ackline {again}")
+        if self.is_paused:
+            sentence = "All its partitions are paused, so a run reads nothing."
+            return StandsStill("Paused", sentence, f"ackline resume {self.name}")
+        return None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether an operator has paused each of its partitions."""
+        return bool(self.partitions) and all(part.settled.paused for part in self.partitions)
 
     @property
     def health(self) -> Health:
-        """The worst of its partitions, and STUCK if a plan stays open although no process replays it."""
+        """The worst of its partitions, and STUCK if no run moves it: the last one has stopped with an error that comes
+        again, rows wait for their output table, or a plan stays open although no process replays it."""
         healths = [partition.health for partition in self.partitions]
+        settled = self.now - self.newest.settled_at if self.newest is not None else OPEN_TOO_LONG
+        if self.stopped is not None and (self.stopped.lasting or settled >= OPEN_TOO_LONG):
+            healths.append(Health.STUCK)
+        if self.unpublished and settled > PUBLISHING:
+            healths.append(Health.STUCK)
         # A long Spark job renews its lease to its end, so its turn is not stuck, however long ago it was planned.
         is_replayed = self.holder is not None and self.holder.state is HolderState.ACTIVE
         if self.open_plan is not None and not is_replayed and self.now - self.open_plan.planned_at > OPEN_TOO_LONG:
@@ -89,19 +143,9 @@ class LaneReading:
                 total[kind] += number
         return total
 
-    @property
-    def dead(self) -> int:
-        """The records that died in those of `turns` that were settled within the last day."""
-        since = self.now - DEAD_WITHIN
-        return sum(turn.outcomes.get(Outcome.DEAD.value, 0) for turn in self.turns if turn.settled_at >= since)
-
-    @property
-    def dead_within(self) -> timedelta | None:
-        """How far back `dead` reaches, where earlier turns of the last day were not read; None if it is the day."""
-        if not self.turns or self.turns[0].turn.n == 0:
-            return None
-        reach = self.now - self.turns[0].settled_at
-        return reach if reach < DEAD_WITHIN else None
+    def met_records_since(self, since: datetime) -> bool:
+        """Returns whether one of `turns` that were settled since a time has met a record."""
+        return any(any(turn.outcomes.values()) for turn in self.turns if turn.settled_at >= since)
 
     @property
     def dead_of_epoch(self) -> int:
@@ -113,6 +157,11 @@ class LaneReading:
         """The age of the oldest record that is not settled; None if it is not known."""
         ages = [(partition.settled.metrics or {}).get("lag_seconds") for partition in self.partitions]
         return max((age for age in ages if age is not None), default=None)
+
+    @property
+    def knows_retention(self) -> bool:
+        """Whether a log start is known at two turns, so that its pace is."""
+        return any(part.log_start is not None and part.earlier_log_start is not None for part in self.partitions)
 
     @property
     def reached_by_retention(self) -> tuple[TopicPartition, datetime] | None:
@@ -152,11 +201,24 @@ def read_lane(name: str, lane: str = LIVE, turns: int = LAST_TURNS) -> LaneReadi
     store, now = store_of(name, lane), datetime.now(UTC)
     newest = store.newest()
     if newest is None:
-        return LaneReading(name, lane, None, None, (), (), now)
+        return LaneReading(name, lane, None, None, (), (), now, stopped=stopped_run(store.folder, None))
     totals = recent_turns(store, newest.turn, len(newest.partitions), turns)
     plan = store.open_plan(newest)
     holder = holder_of(LeaseFile(store.folder), plan.turn, now) if plan is not None else None
-    return LaneReading(name, lane, newest, plan, totals, _partitions(store, newest, totals, now, plan), now, holder)
+    # A run that works on the lane, or has planned a turn since, has passed what the one before has stopped with.
+    goes_on = holder is not None and holder.state is HolderState.ACTIVE
+    moved_at = newest.settled_at if plan is None else max(newest.settled_at, plan.planned_at)
+    stopped = None if goes_on else stopped_run(store.folder, moved_at)
+    unpublished: tuple[str, ...] = ()
+    if newest.outputs and not store.is_published(newest.turn):
+        tables = OutputsOfTurn.decode(newest.outputs).tables
+        unpublished = tuple(map(scrub_address, tables)) or ("its output tables",)
+    own = None
+    if lane == LIVE and not unpublished:
+        own = CommitMetadata(store.ledger_id(), name, newest.turn.epoch, newest.turn.n)
+    partitions = _partitions(store, newest, totals, now, plan, own)
+    dead = dead_since(store, now - DEAD_WITHIN)
+    return LaneReading(name, lane, newest, plan, totals, partitions, now, holder, stopped, unpublished, dead)
 
 
 def read_lanes(names: Iterable[str]) -> list[LaneReading | tuple[str, str]]:
@@ -171,22 +233,25 @@ def read_lanes(names: Iterable[str]) -> list[LaneReading | tuple[str, str]]:
 
 
 def _partitions(
-    store: LedgerStore, newest: Settlement, turns: Sequence[TurnTotals], now: datetime, open_plan: Plan | None
+    store: LedgerStore,
+    newest: Settlement,
+    turns: Sequence[TurnTotals],
+    now: datetime,
+    open_plan: Plan | None,
+    own: CommitMetadata | None,
 ) -> list[PartitionReading]:
     planned = _any_plan(store, newest.turn)  # None for a turn without one, such as a first genesis
     if planned is not None and planned.kind is not TurnKind.RUN:
         planned = None
-    earlier = turns[0] if turns else None
+    measured = [turn for turn in turns if turn.metrics]  # a genesis has none
+    earlier = measured[0] if measured else None
     starts = log_starts_at(store, earlier.turn) if earlier and earlier.turn != newest.turn else {}
     elapsed = newest.settled_at - earlier.settled_at if earlier else timedelta()
-    own = None
-    if store.lane == LIVE and (not newest.outputs or store.is_published(newest.turn)):
-        own = CommitMetadata(store.ledger_id(), store.pipeline, newest.turn.epoch, newest.turn.n)
     found = open_plan.partitions if open_plan is not None else {}
     return [
         PartitionReading(
             tp, settled, planned.partitions[tp].why if planned and tp in planned.partitions else None,
-            starts.get(tp), elapsed, len(turns) - 1, newest.settled_at, now,
+            starts.get(tp), elapsed, max(0, len(measured) - 1), newest.settled_at, now,
             own, seen.offset if tp in found and (seen := found[tp].committed) is not None else None,
         )
         for tp, settled in sorted(newest.partitions.items())
@@ -199,6 +264,17 @@ def read_record(reading: LaneReading, tp: TopicPartition, offset: int) -> Offset
         return None
     store = store_of(reading.name, reading.lane)
     return explain_offset(evidence_of_offset(store, reading.newest, tp, offset), reading.now)
+
+
+def letter_topic(reading: LaneReading, explained: OffsetExplanation | None) -> str | None:
+    """Returns the topic of the dead letters of the turn that has given a record up; None if it is not dead, if its turn
+    was planned under `dead_letter: none`, or if that plan is gone."""
+    decided = [event for event in explained.events if event.outcome is Outcome.DEAD] if explained is not None else []
+    if not decided:
+        return None
+    last = decided[-1]
+    plan = _any_plan(store_of(reading.name, reading.lane), TurnId(reading.name, reading.lane, last.epoch, last.turn))
+    return TurnSettings(plan.settings).dead_letter_topic if plan is not None else None
 
 
 def read_steps(reading: LaneReading) -> StepFigures | None:
@@ -247,136 +323,3 @@ def store_of(name: str, lane: str) -> LedgerStore:
     """Returns the ledger of a lane, with the login of Airflow's connection."""
     use_audit_connection()
     return LedgerStore(audit_root(), name, lane)
-
-
-MOST_RECORDS = 50
-"""How many failing records a list shows at most."""
-MOST_DEAD = 5_000
-"""How many of the newest dead records are grouped by error class."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Failing records of one error class: pending ones, or dead ones of the newest turns."""
-
-    error_class: str
-    kind: str
-    """A kind of pending, or `dead`."""
-    records: int
-    partitions: int
-    first: datetime | None
-    """Of dead records when the first one was settled; of pending ones the earliest due time."""
-    last: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class FailingRecord:
-    """One failing record of a list."""
-
-    tp: TopicPartition
-    offset: int
-    attempts: int
-    at: datetime | None
-    """When its last attempt failed, or it was declared dead."""
-    due: datetime | None
-    message: str | None
-    turn: TurnId | None = None
-
-
-def failures(reading: LaneReading) -> list[Failure]:
-    """Returns the failing records of a lane by error class, most records first: pending ones, then dead ones."""
-    groups = _pending_failures(reading) + _dead_failures(reading)
-    return sorted(groups, key=lambda group: (-group.records, group.kind, group.error_class))
-
-
-def _pending_failures(reading: LaneReading) -> list[Failure]:
-    records: Counter[tuple[str, str]] = Counter()
-    partitions: Counter[tuple[str, str]] = Counter()
-    dues: dict[tuple[str, str], datetime] = {}
-    for partition in reading.partitions:
-        runs = partition.settled.state.pending
-        for state in {(state.kind, state.error_class) for state in runs.states}:
-            chosen = runs.where(lambda other, state=state: (other.kind, other.error_class) == state)  # type: ignore[misc]
-            if not len(chosen):
-                continue
-            key = (state[0].value, state[1] or "")
-            records[key] += chosen.offsets
-            partitions[key] += 1
-            due = chosen[:1][0].value.due
-            if due is not None:
-                dues[key] = min(due, dues.get(key, due))
-    return [
-        Failure(error_class, kind, count, partitions[kind, error_class], dues.get((kind, error_class)), None)
-        for (kind, error_class), count in records.items()
-    ]
-
-
-def _dead_failures(reading: LaneReading) -> list[Failure]:
-    if not any(turn.outcomes.get(Outcome.DEAD.value) for turn in reading.turns):
-        return []  # the settlements count dead records, so nothing is read where there are none
-    groups: dict[str, list[tuple[TopicPartition, datetime]]] = {}
-    for row in _dead_rows(reading, None, MOST_DEAD):
-        tp = TopicPartition(row["topic"], row["partition"])
-        groups.setdefault(row["error_class"] or "", []).append((tp, row["handled_at"]))
-    return [
-        Failure(
-            error_class, "dead", len(rows), len({tp for tp, _ in rows}), min(at for _, at in rows),
-            max(at for _, at in rows),
-        )
-        for error_class, rows in groups.items()
-    ]  # fmt: skip
-
-
-def _dead_rows(reading: LaneReading, error_class: str | None, limit: int) -> Iterable[dict[str, Any]]:
-    """Returns decisions, newest first. They have attempt 0, by which statistics rule out the files of attempts."""
-    return audit_rows(
-        audit_root(),
-        reading.name,
-        AuditFilter(
-            outcome=Outcome.DEAD.value, error_class=error_class, attempt=0, lane=reading.lane, limit=limit,
-            newest_first=True,
-        ),
-    )  # fmt: skip
-
-
-def failing_records(reading: LaneReading, kind: str, error_class: str) -> list[FailingRecord]:
-    """Returns MOST_RECORDS failing records of a group at most: the lowest offsets, or the newest dead ones."""
-    if kind == Outcome.DEAD.value:
-        store = store_of(reading.name, reading.lane)
-        return [
-            FailingRecord(
-                TopicPartition(row["topic"], row["partition"]), row["offset"], 0, row["handled_at"], None,
-                row["error_message"], TurnId(store.pipeline, reading.lane, row["epoch"], row["turn"]),
-            )
-            for row in _dead_rows(reading, error_class, MOST_RECORDS)
-        ]  # fmt: skip
-    pending = _pending_records(reading, kind, error_class)
-    attempts: dict[TopicPartition, dict[int, int]] = {}
-    for tp, offset, state in pending:
-        attempts.setdefault(tp, {})[offset] = state.attempts
-    store, newest = store_of(reading.name, reading.lane), reading.newest
-    messages = store.last_failures(newest.turn, attempts) if newest is not None else {}
-    records = []
-    for tp, offset, state in pending:
-        last = messages.get((tp, offset))
-        records.append(
-            FailingRecord(tp, offset, state.attempts, last.failed_at if last else None, state.due,
-                          last.message if last else None)
-        )  # fmt: skip
-    return records
-
-
-def _pending_records(reading: LaneReading, kind: str, error_class: str) -> list[tuple[TopicPartition, int, Pending]]:
-    records: list[tuple[TopicPartition, int, Pending]] = []
-    for partition in reading.partitions:
-        runs: Iterable[ValuedRange[Pending]] = partition.settled.state.pending.where(
-            lambda state: state.kind.value == kind and (state.error_class or "") == error_class
-        )
-        for run in runs:
-            left = MOST_RECORDS - len(records)
-            records += [
-                (partition.tp, offset, run.value) for offset in range(run.start, min(run.end, run.start + left))
-            ]
-            if len(records) >= MOST_RECORDS:
-                return records
-    return records

@@ -1,9 +1,11 @@
 """Draws the steps of a pipeline as SVG: source, then each step behind those that it takes from, then the outputs. Pure.
 
-The figures are those that settlements store: of each step, and not of each stream. So the numbers of a step stand in
-its box, and an arrow is red where the step that it leads to has failures.
+The figures are those that settlements store: of each step, and not of each stream. All arrows into a step meet before
+it, and there stand its tuples, the time of a call, and how many failed. An arrow into an output has the tuples where it
+is the only one out of its step. What fails is red.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
@@ -13,30 +15,54 @@ from ackline.ledger.metrics import StepFigures, mean_and_max
 from ackline.pipeline.topology import Topology
 from ackline.ui.charts import short
 
-BOX, TALL, GAP, ROW = 180, 66, 64, 88
-"""Width and height of a box, the space between two columns, and from row to row."""
-SHOWN_NAME = 22
+BOX, TALL, GAP, ROW = 150, 50, 150, 92
+"""Width and height of a box, the space before a column, and from row to row; in pixels."""
+SHOWN_NAME = 17
 """The most characters of a name in a box."""
+_AWAY, _CHANNEL = 14, 12
+"""How far behind a box its arrows turn, and how far below each other arrows run that pass by a column."""
+
+Place = tuple[int, int]
 
 
-def step_picture(figures: StepFigures, topology: Topology | None, address: Callable[[], str]) -> Markup:
-    """Returns the picture. Without a topology, which the pipeline file has, the steps have no arrows.
+def step_picture(figures: StepFigures, topology: Topology | None, address: Callable[[str], str]) -> Markup:
+    """Returns the picture. Without a topology, which the pipeline file has, the steps have no arrows between them.
 
     `address` returns where a click on a step with failures leads.
     """
     columns = _columns(figures, topology)
+    column_of = {name: x for x, names in enumerate(columns) for name in names}
     places = {
-        name: (8 + x * (BOX + GAP), 8 + y * ROW) for x, names in enumerate(columns) for y, name in enumerate(names)
+        name: (GAP + x * (BOX + GAP), 22 + y * ROW) for x, names in enumerate(columns) for y, name in enumerate(names)
     }
+    edges = [(start, end) for start, end in _edges(topology) if start in places and end in places]
     failed = {name for name, done in figures.steps.items() if done.failed}
-    arrows = [_arrow(places[start], places[end], end in failed) for start, end in _edges(topology) if end in places]
+    bottom = 22 + max(map(len, columns)) * ROW - (ROW - TALL)
+    arrows, passing = [], 0
+    for start, end in edges:
+        channel = None
+        if column_of[end] - column_of[start] > 1:
+            channel, passing = bottom + _CHANNEL * (passing + 2), passing + 1
+        arrows.append(_arrow(places[start], places[end], end in failed, channel))
+    arrows += [
+        _arrow((places[name][0] - GAP - BOX + 8, places[name][1]), places[name], name in failed, None)
+        for name in figures.steps
+        if not any(end == name for _, end in edges)
+    ]
+    arrows += [_tip(places[end], end in failed) for end in dict.fromkeys([end for _, end in edges] + [*figures.steps])]
+    leaving = Counter(start for start, _ in edges)
+    labels = [_labels(name, places[name], done) for name, done in figures.steps.items() if name in places]
+    labels += [
+        _tuples(places[end], short(figures.steps[start].emitted))
+        for start, end in edges
+        if end not in figures.steps and leaving[start] == 1 and start in figures.steps
+    ]
     boxes = [_box(name, places[name], figures.steps.get(name), address) for name in places]
-    width = 16 + len(columns) * (BOX + GAP) - GAP
-    height = 16 + max(map(len, columns)) * ROW - (ROW - TALL)
+    width, height = len(columns) * (BOX + GAP) + 2, bottom + 18 + _CHANNEL * (passing + 1 if passing else 0)
     return Markup(
         '<svg class="steps" viewBox="0 0 {} {}" width="{}" height="{}" role="group" aria-label="the steps, from source '
-        'to the outputs">{}{}</svg>'
-    ).format(width, height, width, height, Markup("").join(arrows), Markup("").join(boxes))
+        'to the outputs">{}{}{}</svg>'
+    ).format(width, height, width, height, *(Markup("").join(parts) for parts in (arrows, labels, boxes)))
 
 
 def _edges(topology: Topology | None) -> Sequence[tuple[str, str]]:
@@ -62,38 +88,55 @@ def _columns(figures: StepFigures, topology: Topology | None) -> list[list[str]]
     for name, column in depth.items():
         columns[column].append(name)
     outputs = [_output_name(output) for output in topology.all_outputs]
-    return [*columns, outputs] if outputs else columns
+    return [*columns, list(dict.fromkeys(outputs))] if outputs else columns
 
 
-def _arrow(start: tuple[int, int], end: tuple[int, int], is_red: bool) -> Markup:
+def _arrow(start: Place, end: Place, is_red: bool, channel: int | None) -> Markup:
+    """Returns the arrow from a box to another; `channel` is the height at which it passes below the boxes between."""
     x, y, to_x, to_y = start[0] + BOX, start[1] + TALL // 2, end[0], end[1] + TALL // 2
-    middle = to_x - GAP // 2
-    return Markup('<path class="arrow{}" d="M{} {} H{} V{} H{}"/><path class="tip{}" d="M{} {} l-8 -5 v10 z"/>').format(
-        " bad" if is_red else "", x, y, middle, to_y, to_x - 6, " bad" if is_red else "", to_x, to_y
+    turns = f"H{x + _AWAY} V{to_y}"
+    if channel is not None:
+        turns = f"H{x + _AWAY // 2} V{channel} H{to_x - GAP + _AWAY} V{to_y}"
+    red = " bad" if is_red else ""
+    return Markup('<path class="arrow{}" d="M{} {} {} H{}"/>').format(red, x, y, turns, to_x - 6)
+
+
+def _tip(place: Place, is_red: bool) -> Markup:
+    """Returns the tip of all arrows into a box."""
+    x, y = place[0], place[1] + TALL // 2
+    return Markup('<path class="tip{}" d="M{} {} l-8 -5 v10 z"/>').format(" bad" if is_red else "", x, y)
+
+
+def _labels(name: str, place: Place, done: StepCounts) -> Markup:
+    """Returns what stands at the arrow into a step: tuples above it, the time of a call and failures below it."""
+    x, y = place[0] - 12, place[1] + TALL // 2
+    mean = mean_and_max(done.execute)["mean"]
+    below = [("", f"{mean:.3g} ms a call")] if mean is not None else []
+    below += [(" bad", f"{short(done.failed)} failed")] if done.failed else []
+    lines = Markup("").join(
+        Markup('<text class="end{}" x="{}" y="{}">{}</text>').format(red, x, y + 16 + 16 * number, text)
+        for number, (red, text) in enumerate(below)
+    )
+    return _tuples(place, short(done.executed), "records" if name == SOURCE else "tuples") + lines
+
+
+def _tuples(place: Place, number: str, what: str = "tuples") -> Markup:
+    return Markup('<text class="end" x="{}" y="{}">{} {}</text>').format(
+        place[0] - 12, place[1] + TALL // 2 - 7, number, what
     )
 
 
-def _box(name: str, place: tuple[int, int], done: StepCounts | None, address: Callable[[], str]) -> Markup:
+def _box(name: str, place: Place, done: StepCounts | None, address: Callable[[str], str]) -> Markup:
     x, y = place
-    bad = done is not None and done.failed > 0
+    bad = " bad" if done is not None and done.failed > 0 else ""
     shown = name if len(name) <= SHOWN_NAME else f"{name[: SHOWN_NAME - 1]}…"
-    lines = [Markup('<text class="name" x="{}" y="{}">{}</text>').format(x + 10, y + 19, shown)]
-    if done is not None:
-        mean = mean_and_max(done.execute)["mean"]
-        time = "" if mean is None else f", {mean:.3g} ms"
-        lines.append(
-            Markup('<text x="{}" y="{}">{} in{}, {} out</text>').format(
-                x + 10, y + 38, short(done.executed), time, short(done.emitted)
-            )
-        )
-        lines.append(
-            Markup('<text{} x="{}" y="{}">{} failed</text>').format(
-                Markup(' class="bad"') if bad else "", x + 10, y + 56, short(done.failed)
-            )
-        )
-    box = Markup('<g><title>{}</title><rect class="step{}" x="{}" y="{}" width="{}" height="{}" rx="6"/>{}</g>').format(
-        name, " bad" if bad else "", x, y, BOX, TALL, Markup("").join(lines)
-    )
+    emits = "" if done is None else Markup('<text x="{}" y="{}">emits {}</text>').format(
+        x + 10, y + 39, short(done.emitted)
+    )  # fmt: skip
+    box = Markup(
+        '<g><title>{}</title><rect class="step{}" x="{}" y="{}" width="{}" height="{}" rx="6"/>'
+        '<text class="name" x="{}" y="{}">{}</text>{}</g>'
+    ).format(name, bad, x, y, BOX, TALL, x + 10, y + (30 if done is None else 20), shown, emits)
     if not bad:
         return box
-    return Markup('<a href="{}" aria-label="records that fail, at {}">{}</a>').format(address(), name, box)
+    return Markup('<a href="{}" aria-description="the records that failed there">{}</a>').format(address(name), box)

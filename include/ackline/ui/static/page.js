@@ -12,23 +12,31 @@
   dark.addEventListener("change", theme);
   addEventListener("storage", theme);
 
+  const copied = (text) => {
+    getSelection().selectAllChildren(text);
+    // Without TLS a browser offers no clipboard but the old command.
+    return navigator.clipboard?.writeText(text.textContent) ?? Promise.resolve(document.execCommand("copy"));
+  };
+  // Airflow's frame may not navigate its parent, so the parent's own link is clicked.
+  const leave = (link) => {
+    let outer = link.cloneNode();
+    try { outer = window.top.document.importNode(outer); } catch { /* framed by another origin: the browser decides */ }
+    delete outer.dataset.copy;
+    outer.click();
+  };
   document.addEventListener("click", (event) => {
-    const copy = event.target.closest("button[data-copy]");
-    if (copy) {
-      const text = copy.parentElement.querySelector("pre");
-      getSelection().selectAllChildren(text);
-      navigator.clipboard?.writeText(text.textContent).then(() => { copy.textContent = "Copied"; }, () => {});
+    const button = event.target.closest("button[data-copy]");
+    if (button) {
+      copied(button.parentElement.querySelector("pre")).then(() => { button.textContent = "Copied"; }, () => {});
       return;
     }
-    // Airflow's frame may not navigate its parent, so the parent's own link is clicked.
     const link = event.target.closest("a[target=_top]");
-    if (!link || window.top === window || event.ctrlKey || event.metaKey || event.shiftKey) return;
-    try {
-      const outer = window.top.document.createElement("a");
-      outer.href = link.href;
-      event.preventDefault();
-      outer.click();
-    } catch { /* framed by another origin: the browser decides */ }
+    if (!link) return;
+    const text = "copy" in link.dataset ? copied(link.closest("details").querySelector("pre")).catch(() => {}) : null;
+    if (event.ctrlKey || event.metaKey || event.shiftKey || (!text && window.top === window)) return;
+    event.preventDefault();
+    // A browser that asks whether the page may copy must not hold the link up.
+    Promise.race([text, new Promise((done) => setTimeout(done, 1000))]).then(() => leave(link));
   });
 
   const busy = () => document.hidden || document.activeElement?.matches("input") || String(getSelection()) !== "";
@@ -40,7 +48,10 @@
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
     if (!fresh) return;
     for (const open of main.querySelectorAll("details[open][id]")) fresh.querySelector(`#${CSS.escape(open.id)}`)?.setAttribute("open", "");
+    const key = (it) => `${it.tagName} ${it.getAttribute("href")} ${it.textContent}`;
+    const focused = main.contains(document.activeElement) ? key(document.activeElement) : null;
     main.replaceWith(fresh);
+    if (focused) [...fresh.querySelectorAll("a, button, summary, [tabindex]")].find((it) => key(it) === focused)?.focus({ preventScroll: true });
   };
   setInterval(() => refresh().catch(() => {}), 15000);
 })();

@@ -1,0 +1,261 @@
+"""Reads the failing records of a lane from its tables: groups by error class, the records of a group, those of a step.
+
+What is pending stands in the newest settlement, without texts and times. These are read from the rows of attempts, of
+few records at a time: of each group, the lowest offsets of its partitions. Records are read in the order of their
+offsets, so among these is the one that failed first.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ackline.ledger.offsets import TopicPartition, ValuedRange
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.pending import Pending, PendingKind
+from ackline.ledger.turns import TurnId
+from ackline.pipeline.folder import audit_root
+from ackline.tables.history import AttemptsAt, attempts_at
+from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.ui.readings import LaneReading, store_of
+
+MOST_RECORDS = 50
+"""How many failing records a list shows at most."""
+MOST_DEAD = 5_000
+"""How many of the newest dead records are grouped by error class."""
+MOST_GROUPS = 20
+"""Of how many groups the rows of attempts are read; those of the others are not."""
+_SAMPLE = 20
+"""How many runs of a partition are looked at for the record that has waited longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Failing records of one error class: pending ones, or dead ones of the newest turns."""
+
+    error_class: str
+    kind: str
+    """A kind of pending, or `dead`."""
+    records: int
+    partitions: int
+    attempts: int
+    """The most attempts that one of them has had; 0 if that is not known."""
+    since: datetime | None = None
+    """When the first of them failed first, was handed on, or died; None if its row is gone."""
+    last: datetime | None = None
+    """When the last of the records that were looked at failed, was handed on, or died."""
+    due: datetime | None = None
+    """The earliest due time or deadline."""
+    message: str | None = None
+    """The message of the last of the records that were looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailingRecord:
+    """One failing record of a list."""
+
+    tp: TopicPartition
+    offset: int
+    attempts: int
+    at: datetime | None
+    """When its last attempt failed or was handed on, or it was declared dead."""
+    due: datetime | None
+    message: str | None
+    turn: TurnId | None = None
+    since: datetime | None = None
+    """When it failed, or was handed on, for the first time."""
+
+
+def failures(reading: LaneReading) -> list[Failure]:
+    """Returns the failing records of a lane by error class, most records first: pending ones, then dead ones."""
+    groups = _pending_failures(reading) + _dead_failures(reading)
+    return sorted(groups, key=lambda group: (-group.records, group.kind, group.error_class))
+
+
+def failure_of(groups: Iterable[Failure], kind: str, error_class: str) -> Failure | None:
+    """Returns the group of a kind and an error class; None if no record fails so any more."""
+    return next((group for group in groups if (group.kind, group.error_class) == (kind, error_class)), None)
+
+
+def oldest_in_flight(reading: LaneReading) -> datetime | None:
+    """Returns since when the record has waited that is in flight longest; None if there is none."""
+    groups = (group for group in _pending_failures(reading) if group.kind == PendingKind.IN_FLIGHT.value)
+    return min((group.since for group in groups if group.since is not None), default=None)
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is known of a group of pending records from the settlement."""
+
+    records: int = 0
+    partitions: int = 0
+    attempts: int = 0
+    due: datetime | None = None
+
+
+def _pending_failures(reading: LaneReading) -> list[Failure]:
+    groups: dict[tuple[PendingKind, str], _Group] = {}
+    lowest: dict[tuple[PendingKind, str], dict[TopicPartition, list[int]]] = {}
+    for partition in reading.partitions:
+        runs = partition.settled.state.pending
+        for kind, error_class in {(state.kind, state.error_class) for state in runs.states}:
+            chosen = runs.where(_is(kind, error_class or ""))
+            if not len(chosen):
+                continue
+            group = groups.setdefault((kind, error_class or ""), _Group())
+            group.records += chosen.offsets
+            group.partitions += 1
+            group.attempts = max(group.attempts, *(run.value.attempts for run in chosen[:_SAMPLE]))
+            due = chosen[:1][0].value.due
+            group.due = min(filter(None, (due, group.due)), default=None)
+            # In flight, a later offset may wait longer than a lower one, which was handed on again.
+            first = chosen[: _SAMPLE if kind is PendingKind.IN_FLIGHT else 1]
+            lowest.setdefault((kind, error_class or ""), {})[partition.tp] = [run.start for run in first]
+    ordered = sorted(groups, key=lambda key: -groups[key].records)[:MOST_GROUPS]
+    looked_at = {key: _attempts_of(reading, key[0], lowest[key]) for key in ordered}
+    return [
+        Failure(error_class, kind.value, group.records, group.partitions, group.attempts,
+                *_summed(kind, looked_at.get((kind, error_class), {}).values(), group.due))
+        for (kind, error_class), group in groups.items()
+    ]  # fmt: skip
+
+
+def _is(kind: PendingKind, error_class: str) -> Callable[[Any], bool]:
+    return lambda state: state.kind is kind and (state.error_class or "") == error_class
+
+
+def _attempts_of(
+    reading: LaneReading, kind: PendingKind, offsets: Mapping[TopicPartition, list[int]]
+) -> dict[tuple[TopicPartition, int], AttemptsAt]:
+    if reading.newest is None:
+        return {}
+    outcome = Outcome.IN_FLIGHT if kind is PendingKind.IN_FLIGHT else Outcome.FAILED
+    return attempts_at(store_of(reading.name, reading.lane), reading.newest.turn.epoch, offsets, outcome)
+
+
+def _summed(
+    kind: PendingKind, looked_at: Iterable[AttemptsAt], due: datetime | None
+) -> tuple[datetime | None, datetime | None, datetime | None, str | None]:
+    """Returns since when, last, due, and the last message. A record in flight waits since its last attempt."""
+    every = list(looked_at)
+    if not every:
+        return None, None, due, None
+    in_flight = kind is PendingKind.IN_FLIGHT
+    since = min(attempts.last_at if in_flight else attempts.first_at for attempts in every)
+    last = max(every, key=lambda attempts: attempts.last_at)
+    return since, last.last_at, due, last.message
+
+
+def _dead_failures(reading: LaneReading) -> list[Failure]:
+    if not reading.dead and not any(turn.outcomes.get(Outcome.DEAD.value) for turn in reading.turns):
+        return []  # nothing is read where there are none
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in _dead_rows(reading, None, MOST_DEAD):
+        groups.setdefault(row["error_class"] or "", []).append(row)
+    found = []
+    for number, (error_class, rows) in enumerate(groups.items()):
+        newest = rows[0]
+        tp, offset = TopicPartition(newest["topic"], newest["partition"]), newest["offset"]
+        attempts = None
+        if number < MOST_GROUPS:
+            store = store_of(reading.name, reading.lane)
+            attempts = attempts_at(store, newest["epoch"], {tp: [offset]}, Outcome.FAILED).get((tp, offset))
+        found.append(
+            Failure(
+                error_class, Outcome.DEAD.value, len(rows), len({(row["topic"], row["partition"]) for row in rows}),
+                attempts.number if attempts else 0, min(row["handled_at"] for row in rows), newest["handled_at"], None,
+                attempts.message if attempts else None,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _dead_rows(reading: LaneReading, error_class: str | None, limit: int) -> Iterable[dict[str, Any]]:
+    """Returns decisions, newest first. They have attempt 0, by which statistics rule out the files of attempts."""
+    return audit_rows(
+        audit_root(),
+        reading.name,
+        AuditFilter(
+            outcome=Outcome.DEAD.value, error_class=error_class, attempt=0, lane=reading.lane, limit=limit,
+            newest_first=True,
+        ),
+    )  # fmt: skip
+
+
+def failing_records(reading: LaneReading, kind: str, error_class: str) -> list[FailingRecord]:
+    """Returns MOST_RECORDS failing records of a group at most: the lowest offsets, or the newest dead ones."""
+    if kind == Outcome.DEAD.value:
+        return _dead_records(reading, error_class)
+    if kind not in set(PendingKind):
+        return []
+    pending = _pending_records(reading, PendingKind(kind), error_class)
+    offsets: dict[TopicPartition, list[int]] = {}
+    for tp, offset, _ in pending:
+        offsets.setdefault(tp, []).append(offset)
+    made = _attempts_of(reading, PendingKind(kind), offsets)
+    return [
+        FailingRecord(tp, offset, state.attempts, found.last_at, state.due, found.message, None, found.first_at)
+        if (found := made.get((tp, offset))) is not None
+        else FailingRecord(tp, offset, state.attempts, None, state.due, None)
+        for tp, offset, state in pending
+    ]
+
+
+def _dead_records(reading: LaneReading, error_class: str) -> list[FailingRecord]:
+    """Returns the newest dead records. The decision names no error: it is that of the last attempt."""
+    rows = list(_dead_rows(reading, error_class, MOST_RECORDS))
+    made: dict[tuple[int, TopicPartition, int], AttemptsAt] = {}
+    store = store_of(reading.name, reading.lane)
+    for epoch in {row["epoch"] for row in rows}:
+        offsets: dict[TopicPartition, list[int]] = {}
+        for row in rows:
+            if row["epoch"] == epoch:
+                offsets.setdefault(TopicPartition(row["topic"], row["partition"]), []).append(row["offset"])
+        of_epoch = attempts_at(store, epoch, offsets, Outcome.FAILED)
+        made |= {(epoch, tp, offset): attempts for (tp, offset), attempts in of_epoch.items()}
+    records = []
+    for row in rows:
+        tp, turn = (
+            TopicPartition(row["topic"], row["partition"]),
+            TurnId(store.pipeline, store.lane, row["epoch"], row["turn"]),
+        )
+        attempts = made.get((row["epoch"], tp, row["offset"]))
+        number, message, since = (
+            (attempts.number, attempts.message, attempts.first_at) if attempts else (0, row["error_message"], None)
+        )
+        records.append(FailingRecord(tp, row["offset"], number, row["handled_at"], None, message, turn, since))
+    return records
+
+
+def _pending_records(
+    reading: LaneReading, kind: PendingKind, error_class: str
+) -> list[tuple[TopicPartition, int, Pending]]:
+    records: list[tuple[TopicPartition, int, Pending]] = []
+    for partition in reading.partitions:
+        runs: Iterable[ValuedRange[Pending]] = partition.settled.state.pending.where(_is(kind, error_class))
+        for run in runs:
+            left = MOST_RECORDS - len(records)
+            records += [
+                (partition.tp, offset, run.value) for offset in range(run.start, min(run.end, run.start + left))
+            ]
+            if len(records) >= MOST_RECORDS:
+                return records
+    return records
+
+
+def records_at_step(reading: LaneReading, step: str) -> list[FailingRecord]:
+    """Returns the newest failed attempts that a step has ended, MOST_RECORDS at most."""
+    rows = audit_rows(
+        audit_root(),
+        reading.name,
+        AuditFilter(
+            outcome=Outcome.FAILED.value, lane=reading.lane, limit=MOST_RECORDS, newest_first=True, step=step,
+        ),
+    )  # fmt: skip
+    return [
+        FailingRecord(
+            TopicPartition(row["topic"], row["partition"]), row["offset"], row["attempt"], row["handled_at"], None,
+            row["error_message"], TurnId(reading.name, reading.lane, row["epoch"], row["turn"]),
+        )
+        for row in rows
+    ]  # fmt: skip
