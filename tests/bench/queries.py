@@ -59,8 +59,7 @@ def audit(root: str, criteria: AuditFilter) -> Callable[[], object]:
 
 def page(root: str, criteria: AuditFilter) -> Callable[[], object]:
     """Returns what the page does for a pipeline, and then for one of its records."""
-    from ackline.ui import pages, readings
-    from ackline.ui import readings as failing
+    from ackline.ui import failing, pages, readings
     from ackline.ui.links import ActionMaker, Addresses
 
     addresses = Addresses("/ackline/", "")

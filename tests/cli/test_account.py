@@ -1,16 +1,19 @@
 """How `ackline run` ends: one sentence of what was handled, one of what was settled, each adding up, and the errors."""
 
 import re
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from ackline.cli.account import account_lines
 from ackline.ledger.turns import TurnId, TurnKind
 from ackline.steps.run import RunResult
+from ackline.tables.layout import noted_stop, stopped_run
 from ackline.tables.store import LedgerStore
 from ackline.tables.turn_outcomes import FailedClass, commonest_failures
 from tests.cli.memory_command import MemoryCommand
-from tests.support.memory_lane import DEAD, FAILS, OK, MemoryLane
+from tests.support.memory_lane import DEAD, FAILS, OK, TP, MemoryLane
 from tests.tables.story import begin_story
 
 
@@ -40,6 +43,20 @@ def test_a_run_that_settles_what_another_has_handled_says_so(ackline: MemoryComm
     lane.plan_and_replay()
     text = ackline("run", "lane").output
     assert "Handled: 0 handler calls; another run had handled what was settled." in text
+
+
+def test_i18_a_run_that_stops_notes_why_for_the_page(
+    ackline: MemoryCommand, lane: MemoryLane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane.run()
+    lane.move_group(TP, 1)
+    here = partial(noted_stop, str(tmp_path))  # the tables of a lane in memory have no folder
+    monkeypatch.setattr("ackline.tables.layout.noted_stop", lambda _, *about: here(*about))
+    ended = ackline("run", "lane")
+    note = stopped_run(str(tmp_path), None)
+    assert note is not None
+    assert (ended.status, note.reason) == (1, "GroupMoved")
+    assert note.sentence in ended.errors
 
 
 def test_a_run_with_nothing_to_read_tells_what_is_pending(ackline: MemoryCommand, lane: MemoryLane) -> None:

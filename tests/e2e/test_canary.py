@@ -14,8 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from ackline.ledger.turns import LIVE
-from ackline.ui import pages, readings
-from ackline.ui import readings as failing
+from ackline.ui import failing, pages, readings
 from ackline.ui.links import Addresses
 from tests.e2e.commands import watched_arguments
 from tests.e2e.fixtures import MakeLab

@@ -63,6 +63,8 @@ def test_a_letter_has_the_original_key_value_and_headers_and_the_reason(broker: 
     deliveries = send(broker, dead, found)
     assert results(deliveries) == [CONFIRMED] * 4
     assert [delivery.letter.source for delivery in deliveries] == found
+    places = {(delivery.partition, delivery.offset) for delivery in deliveries}
+    assert places == {(message.partition(), message.offset()) for message in messages(broker, dead)}
     headers = [("trace", b"\xfe"), ("empty", b""), *REASON]
     assert [content(m) for m in messages(broker, dead)] == [(key, value, headers) for key, value in records]
 

@@ -263,7 +263,7 @@ def noted_stop(
         raise
     except AcklineError as error:
         if is_remote(folder) or Path(folder).is_dir():
-            with IgnoredStorageErrors():
+            with IgnoredStorageErrors(), suppress(AcklineError):
                 StoppedFile(folder).write(StoppedRun.of(error, pipeline, run_id, clock()).encode())
         raise
 
