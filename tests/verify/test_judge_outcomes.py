@@ -1,10 +1,13 @@
 """Rows of `outcomes`, attempts, and the tables against the log."""
 
+from typing import Any
+
 import pytest
 
 from tests.verify.fabricated import (
     Change,
     History,
+    Row,
     after_noon,
     assert_found,
     genesis,
@@ -114,20 +117,96 @@ def test_a_settlement_counts_each_offset_of_a_range(counted: int, violations: li
     assert history.violations() == violations
 
 
-def test_i15_what_a_reset_passes_over_is_settled_in_the_epoch_that_it_ends() -> None:
+NO_END = "has a terminal outcome in no epoch, but is below the floor"
+
+
+def after_reset(
+    target: int, *more: Row, new_floor: int | None = None, complete_to: int = 12, **columns: Any
+) -> History:
+    """Returns the history of turns 1 and 2, and a reset to `target` with the rows `more`; the log ends at 12."""
     history = History(epoch=1, turn=0)
     history.records += [10, 11]
-    history.log_end = history.committed = 12
-    history.plans.append(plan(3, 12, 12, kind="reset"))
-    history.settlements.append(settlement(3, 10, 12, 12, kind="reset", counts=[("skipped", 2)]))
-    history.outcomes.append(outcome(3, 10, 0, "skipped", end_offset=12))
-    assert history.violations(settled=False) == []
-    history.outcomes.pop()
-    history.settlements[-1].update(new_floor=10, complete_to=10, counts=[])
-    assert history.violations(settled=False) == [
-        f"I15 orders[0] offset {offset}: has a terminal outcome in no epoch, but is below the floor"
-        for offset in (10, 11)
+    history.log_end, history.committed = 12, target
+    history.plans.append(plan(3, target, target, kind="reset"))
+    skipped = sum(row["end_offset"] - row["offset"] for row in more)
+    counts = [("skipped", skipped)] if more else []
+    floor = complete_to if new_floor is None else new_floor
+    history.settlements.append(settlement(3, 10, floor, complete_to, kind="reset", counts=counts, **columns))
+    history.outcomes += more
+    return history
+
+
+def skipped(start: int, end: int) -> Row:
+    return outcome(3, start, 0, "skipped", end_offset=end)
+
+
+def test_i15_what_a_reset_passes_over_is_settled_in_the_epoch_that_it_ends() -> None:
+    assert after_reset(12, skipped(10, 12)).violations(settled=False) == []
+    assert after_reset(12, complete_to=10).violations(settled=False) == [
+        f"I15 orders[0] offset {offset}: {NO_END}" for offset in (10, 11)
     ]
+
+
+def test_i15_what_is_pending_below_the_target_of_a_reset_is_settled_in_the_epoch_that_it_ends() -> None:
+    """Offset 3 has failed twice, and is not dead."""
+    history = after_reset(12, outcome(3, 3, 0, "skipped", end_offset=4), skipped(10, 12))
+    history.outcomes.remove(history.find(2, 3, 0))
+    history.letters = []
+    history.settlements[2].update(pending=[retry(3, 4, 2, after_noon(200))], new_floor=3)
+    history.settlements[3].update(old_floor=3)
+    assert history.violations(settled=False) == []
+    history.outcomes.remove(history.find(3, 3, 0))
+    history.settlements[3].update(counts=[("skipped", 2)])
+    assert f"I15 orders[0] offset 3: {NO_END}" in history.violations(settled=False)
+
+
+def test_i15_what_a_reset_passes_over_is_named_although_the_lane_first_began_above_it() -> None:
+    """The lane began at 5, was reset to 0, and is reset to 4 now."""
+    history = after_reset(4, new_floor=0, complete_to=0)
+    history.epoch, history.letters, history.calls = 2, [], []
+    genesis_at_5 = genesis() | {"old_floor": 5, "new_floor": 5, "complete_to": 5}
+    back = [
+        row | {"epoch": 0, "turn": 1} for row in (plan(1, 0, 0, kind="reset"), settlement(1, 5, 5, 5, kind="reset"))
+    ]
+    history.plans = [back[0], history.plans[-1] | {"epoch": 1, "turn": 1}]
+    history.settlements = [genesis_at_5, back[1], history.settlements[-1] | {"epoch": 1, "turn": 1, "old_floor": 0}]
+    history.outcomes = []
+    assert [line for line in history.violations(settled=False) if line.startswith("I15")] == [
+        *(f"I15 orders[0] offset {offset}: {NO_END}" for offset in (0, 1, 2)),
+        f"I15 orders[0]: {NO_END}, at 1 more offsets",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("known", "now"), [({"topic_id": "old"}, {"topic_id": "new"}), ({"leader_epoch": 4}, {"leader_epoch": 5})]
+)
+def test_i4_i15_epochs_of_a_log_that_a_reset_has_left_are_judged_without_it(known: Row, now: Row) -> None:
+    """Offset 6 was a gap of the old log."""
+    history = after_reset(9, complete_to=10, **now)
+    for row in history.settlements[:-1]:
+        row.update(known)
+    history.records = sorted([*history.records, 6])
+    assert history.violations(settled=False) == []
+    history.settlements[-1].update(dict.fromkeys(now))
+    assert history.violations(settled=False) == [
+        f"I15 orders[0] offset 6: {NO_END}",
+        "I4 orders[0] offset 6: is neither settled nor pending, but below complete_to",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["skip of a followed group", "skip of an adoption"])
+def test_i4_what_a_skip_passes_over_is_recorded_whatever_asks_for_it(kind: str) -> None:
+    history = after_reset(12, skipped(10, 12))
+    history.epoch, history.turn = 0, 3
+    history.plans[-1].update(kind="skip", reason=kind)
+    history.settlements[-1].update(kind="skip", reason=kind)
+    assert history.violations() == []
+    history.outcomes.pop()
+    history.settlements[-1].update(counts=[])
+    assert (
+        "I4 orders[0] offset 10: turn 3 (skip) moves complete_to past it, but neither reads it nor has a row for it"
+        in (history.violations())
+    )
 
 
 def test_without_a_limit_any_number_of_attempts_passes_i5() -> None:

@@ -98,17 +98,19 @@ def check_each_record_is_settled_or_pending(partition: PartitionHistory, found: 
 
 
 def check_no_epoch_leaves_records_over(lane: LaneHistory, found: Findings) -> None:
-    """I15: over all epochs, each record from the first start to the newest floor has a terminal outcome.
+    """I15: over all epochs, each record from the lowest start to the newest floor has a terminal outcome.
 
     A reset begins at another offset. What it passes over must be settled in the epoch that it ends.
     """
     for tp in sorted({tp for _, tp in lane.starts}):
-        epochs = [lane.partition(epoch, tp) for epoch in sorted(e for e, of_tp in lane.starts if of_tp == tp)]
-        last = epochs[-1].last
+        # In the log that older epochs have read, the same offsets may be of other records.
+        numbers = sorted(e for e, of_tp in lane.starts if of_tp == tp and e >= lane.first_of_log.get(tp, 0))
+        epochs = [lane.partition(epoch, tp) for epoch in numbers]
+        last, starts = epochs[-1].last, [epoch.start for epoch in epochs if epoch.start is not None]
         floor = epochs[-1].start if last is None else last.floor
-        if len(epochs) == 1 or epochs[0].start is None or floor is None:
+        if len(epochs) == 1 or not starts or floor is None:
             continue  # check_each_record_is_settled_or_pending judges a single epoch
-        received = epochs[0].offsets_between(epochs[0].start, floor)
+        received = epochs[0].offsets_between(min(starts), floor)
         settled = np.zeros(len(received), np.int64)
         for epoch in epochs:
             terminal = epoch.outcomes.terminal

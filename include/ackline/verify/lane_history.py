@@ -74,9 +74,9 @@ class PartitionHistory:
 
     `outcomes` are effective rows only. `settlements` and `plans` are in the order of turns, and hold void ones too.
     `start` is the offset at which the epoch starts; None if no row contains it. `counted` are the ranges whose turns
-    kept no rows. `log` is None if the topic is not among those that were read. `newest`: no later epoch exists.
-    `waived` are the turns that were never claimed, and never will be. `chosen` is what a backfill lane is to read; None
-    for the live lane, which reads every offset.
+    kept no rows. `log` is None if the topic is not among those that were read, or if the epoch has read an older log.
+    `newest`: no later epoch exists. `waived` are the turns that were never claimed, and never will be. `chosen` is what
+    a backfill lane is to read; None for the live lane, which reads every offset.
     """
 
     epoch: int
@@ -133,13 +133,14 @@ class LaneHistory:
         self.starts = self._find_starts(effective_plans)
         self.counted = self._find_counted(effective_plans)
         self.newest_epoch = max((epoch for epoch, _ in self.starts), default=0)
+        self.first_of_log = self._find_first_of_log()
 
     def partition(self, epoch: int, tp: TopicPartition) -> PartitionHistory:
         """Return the history of one partition in one epoch; its parts are empty where there are no rows."""
-        key = epoch, tp
+        key, log = (epoch, tp), self.evidence.logs.get(tp) if epoch >= self.first_of_log.get(tp, 0) else None
         return PartitionHistory(
             epoch, tp, epoch == self.newest_epoch, self.outcomes.get(key, NO_ROWS), self.settlements.get(key, []),
-            self.plans.get(key, []), self.starts.get(key), self.counted.get(key, NO_RANGES), self.evidence.logs.get(tp),
+            self.plans.get(key, []), self.starts.get(key), self.counted.get(key, NO_RANGES), log,
             frozenset(turn for of_epoch, turn in self.waived if of_epoch == epoch), self._chosen(epoch, tp),
         )  # fmt: skip
 
@@ -183,6 +184,28 @@ class LaneHistory:
                         starts.setdefault((epoch + later, tp), settlement.floor)
         return starts
 
+    def _find_first_of_log(self) -> dict[TopicPartition, int]:
+        """Return the first epoch that has read the log that is there now, for partitions of which a reset has taken
+        over another one: a topic that was created again, or a log that was cut below what was read.
+
+        In the log before, the same offsets are of other records. A reset that goes back while the leader changes looks
+        the same, and then the epochs before it are judged without the log.
+        """
+        first: dict[TopicPartition, int] = {}
+        before: dict[TopicPartition, Settlement] = {}
+        highest: dict[TopicPartition, int] = {}
+        for (epoch, tp), settlements in sorted(self.settlements.items()):
+            for settlement in settlements:
+                start = self.starts.get((epoch + 1, tp))
+                if settlement.kind == "reset" and tp in before and start is not None:
+                    another = _differ(before[tp].topic_id, settlement.topic_id)
+                    led_anew = _differ(before[tp].leader_epoch, settlement.leader_epoch)
+                    if another or (led_anew and start < max(highest[tp], settlement.complete_to)):
+                        first[tp] = epoch + 1
+                before[tp] = settlement
+                highest[tp] = max(highest.get(tp, 0), settlement.complete_to)
+        return first
+
     def _find_counted(self, effective_plans: pa.Table) -> dict[EpochPartition, CountedRanges]:
         """Return the ranges of the turns that were planned to keep no rows, and kept none."""
         kept = {
@@ -203,6 +226,11 @@ class LaneHistory:
             if ranges:
                 counted[epoch, tp] = CountedRanges(*np.array(ranges, dtype=np.int64).T)
         return counted
+
+
+def _differ(before: str | int | None, now: str | int | None) -> bool:
+    """Return whether two values are known and not the same."""
+    return None not in (before, now) and before != now
 
 
 def _turn_keys(table: pa.Table) -> Ints:

@@ -101,6 +101,7 @@ OF_BACKFILLS = {"settlements": ["ranges"], "plans": ["retries"]}
 """Columns that are read of backfill lanes alone: what was chosen, and the single offsets that turns read."""
 OF_ANSWERS = {"outcomes": ["answer"]}
 OF_OUTPUTS = {"settlements": ["outputs"]}
+OF_LOGS = {"settlements": ["topic_id", "leader_epoch"]}
 """Columns that a table of an earlier version may not have."""
 TEXT_COLUMNS = frozenset({"lane", "kind", "topic", "outcome", "error_class", "settings", "reason"})
 
@@ -119,7 +120,7 @@ def read_table(root: str, name: str, pipeline: str, lane: str) -> tuple[pa.Table
         table = DeltaTable(uri, storage_options=options)
         dataset = table.to_pyarrow_dataset(filesystem=filesystem_of(uri, options))
         more = OF_BACKFILLS.get(name, []) if lane.startswith("backfill-") else []
-        newer = [*OF_ANSWERS.get(name, []), *OF_OUTPUTS.get(name, [])]
+        newer = [*OF_ANSWERS.get(name, []), *OF_OUTPUTS.get(name, []), *OF_LOGS.get(name, [])]
         more = more + [column for column in newer if column in dataset.schema.names]
         rows = dataset.to_table(columns=[*COLUMNS[name], *more])
     except Exception as error:  # the storage and the table may fail in many ways, and each one means no verdict

@@ -180,6 +180,10 @@ class Settlement:
     gaps: int = 0
     ranges: tuple[tuple[int, int], ...] | None = None
     """In the genesis of a backfill lane: the ranges that were chosen."""
+    topic_id: str | None = None
+    """The topic that the lane reads after the turn; None if that is not known."""
+    leader_epoch: int | None = None
+    """The leader epoch under which it was read; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +247,18 @@ def split_settlements(table: pa.Table) -> dict[EpochPartition, list[Settlement]]
             ranges = tuple((chosen["start_offset"], chosen["end_offset"]) for chosen in ranges)
         settlement = Settlement(
             row["turn"], row["kind"], row["old_floor"], row["new_floor"], row["complete_to"], own,
-            dict(row["counts"]) if counted else None, row.get("gaps") or 0, ranges,
+            dict(row["counts"]) if counted else None, row.get("gaps") or 0, ranges, _topic_id(row.get("topic_id")),
+            row.get("leader_epoch"),
         )  # fmt: skip
         found.setdefault((row["epoch"], TopicPartition(row["topic"], row["partition"])), []).append(settlement)
     for settlements in found.values():
         settlements.sort(key=lambda settlement: settlement.turn)
     return found
+
+
+def _topic_id(text: str | None) -> str | None:
+    """Return the id of a topic, also if the lane has let its partition go."""
+    return text.removeprefix("gone/") if text else None
 
 
 def _pending_of_all_rows(column: Any) -> tuple[Ints, Pending]:
