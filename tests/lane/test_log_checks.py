@@ -46,6 +46,39 @@ def test_s42_a_truncated_log_stops_the_run_before_anything_is_read(
     assert lane.offsets() == list(range(len(values)))
 
 
+def test_s42_a_log_that_ends_below_what_was_read_stops_the_run_although_its_leader_epoch_is_the_known_one() -> None:
+    """As a broker does that was restored from a backup, and has had as many leaders since as before."""
+    lane = two_partitions(*[OK] * 5).after_run()
+    lane.truncate(3)
+    lane.log().leader_epochs = [0]
+    lane.run_fails(TopicChanged, "`ackline reset lane --topic orders --partition 0 --to 3 --reason …`")
+    lane.perform(TurnKind.RESET, {TP: 3})
+    lane.produce(OK)
+    lane.run()
+    assert lane.offsets() == [0, 1, 2, 3, 4, 3]
+
+
+def test_s42_a_reset_to_the_floor_does_not_take_over_a_log_that_was_cut_below_it() -> None:
+    """No turn would read the other records that have taken the offsets below the floor."""
+    lane = two_partitions(*[OK] * 5).after_run()
+    lane.truncate(3, OK, OK, OK)
+    before = lane.newest()
+    with pytest.raises(TopicChanged, match="--topic orders --partition 0 --to 3"):
+        lane.perform(TurnKind.RESET)
+    assert lane.newest() == before
+    lane.perform(TurnKind.RESET, {TP: 3})
+    lane.run()
+    assert lane.offsets() == [0, 1, 2, 3, 4, 3, 4, 5]
+
+
+def test_s42_a_reset_to_the_floor_takes_over_a_log_that_was_cut_above_it() -> None:
+    lane = two_partitions(OK, FAILS, OK, OK, OK, max_retries=3).after_run()
+    lane.truncate(3, OK)
+    lane.perform(TurnKind.RESET)
+    lane.run()
+    assert lane.offsets()[5:] == [1, 2, 3]
+
+
 def test_a_leader_elected_without_truncation_changes_nothing_and_is_asked_once() -> None:
     lane = two_partitions(*[OK] * 3).after_run()
     lane.run()

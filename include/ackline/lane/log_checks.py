@@ -122,12 +122,18 @@ def check_not_truncated(
         raise TopicChanged(
             f"{tp} was truncated: all below {state.complete_to} was read under leader epoch {lane[tp].leader_epoch}, "
             f"and {_what_is_left(end)} of it under epoch {now}; other records may have taken those offsets. Nothing "
-            f"was read. Go on with `ackline reset {adapters.pipeline.name} --topic {tp.topic} --partition "
-            f"{tp.partition} --to {target} --reason …`: a new epoch, in which everything from there on is handled, "
-            f"again or for the first time",
+            f"was read. {reset_advice(adapters, tp, target)}",
             tp=tp,
             offset=end,
         )
+
+
+def reset_advice(adapters: Adapters, tp: TopicPartition, target: str) -> str:
+    """Returns the sentence that names the reset by which a lane goes on in a log that was cut."""
+    return (
+        f"Go on with `ackline reset {adapters.pipeline.name} --topic {tp.topic} --partition {tp.partition} --to "
+        f"{target} --reason …`: a new epoch, in which everything from there on is handled, again or for the first time"
+    )
 
 
 def _what_is_left(end: int | None) -> str:

@@ -220,6 +220,12 @@ def _action_logs(
     bounds = adapters.cluster.bounds([*moving, *with_leader])
     if kind is TurnKind.SKIP:
         check_not_truncated(adapters, moving, bounds)
+    else:
+        # A partition that stays at its floor takes over a log that was cut above it, and reads it from there on. If it
+        # was cut below, other records may have taken offsets below the floor, and no turn would read them.
+        staying = {tp: row for tp, row in lane.items() if tp not in moving and tp in bounds}
+        same = {tp: row for tp, row in staying.items() if row.topic_id == topics[tp.topic].topic_id}
+        check_not_truncated(adapters, same, bounds, {tp: row.state.floor for tp, row in same.items()})
     return {
         tp: (topics[tp.topic].topic_id, log)
         for tp, log in bounds.items()

@@ -140,8 +140,7 @@ def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRang
     if view.log.end < complete_to:
         raise TopicChanged(
             f"{tp}: the log ends at {view.log.end}, below {complete_to}, up to which it was read: the "
-            f"topic was truncated or recreated. Nothing was read. Find out what happened to the topic, then begin a "
-            f"new epoch with `ackline reset`, `--to` {min(view.state.floor, view.log.end)} or earlier",
+            f"topic was truncated or recreated. Nothing was read",
             tp=tp,
             offset=view.log.end,
         )

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ackline.errors import ConfigError, GroupMoved, TooFarBehind
+from ackline.errors import ConfigError, GroupMoved, TooFarBehind, TopicChanged
 from ackline.in_flight.ack_topic import start_position
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import check_allowed, commit_metadata_of, may_restore
@@ -13,6 +13,7 @@ from ackline.lane.log_checks import (
     check_not_truncated,
     check_topic_not_recreated,
     listed,
+    reset_advice,
     stop_if_expired,
     written_beyond,
 )
@@ -65,7 +66,12 @@ def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: 
         return action_plan(adapters, newest, TurnKind.SKIP, targets, reason)
     limits = limits_of(adapters, adapters.request.max_records or None, fresh=not adapters.request.only_retries)
     views = _with_waiting_times(adapters, views, limits)
-    planned = planning.plan_partitions(views, limits, adapters.now(), newest.turn.n + 1)
+    try:
+        planned = planning.plan_partitions(views, limits, adapters.now(), newest.turn.n + 1)
+    except TopicChanged as error:  # a log ends below what was read, under the leader epoch that is known
+        for tp in (tp for tp in views if tuple(tp) == (error.topic, error.partition)):
+            error.add_advice(reset_advice(adapters, tp, str(min(views[tp].state.floor, error.offset or 0))))
+        raise
     # A plan without a row could not be read again: the lane would stand still for good.
     return new_run_plan(adapters, newest, planned) if planned else None
 
