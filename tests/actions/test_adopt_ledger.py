@@ -11,16 +11,16 @@ import pytest
 from ackline.actions.adopt_ledger import adopt_ledger, prepare_adoption
 from ackline.actions.status import status
 from ackline.actions.void import open_turn, void_open_turn
-from ackline.errors import ConfigError, FatalError, GroupBusy, NewerCommit
+from ackline.errors import ConfigError, FatalError, GroupBusy, NewerCommit, TransientError
 from ackline.lane.genesis import check_not_of_another_ledger
 from ackline.lane.log_checks import observe_kafka
-from ackline.ledger.commit_rule import CommitMetadata
+from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.steps.plan import preview
 from tests.support.actor import Killed
-from tests.support.memory import AFTER, BEFORE
-from tests.support.memory_lane import AT_MOST_ONCE, FAILS, OK, PAYMENTS, TP, TP1, MemoryLane
+from tests.support.memory import AFTER, BEFORE, MemoryLog, MemoryTables
+from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, FAILS, GROUP, OK, PAYMENTS, TP, TP1, MemoryLane
 
 LATER = {"initial_delay": "1h", "period": "1h"}
 
@@ -305,3 +305,99 @@ def test_no_partition_joins_by_a_clock_that_is_behind_the_last_turn() -> None:
     with pytest.raises(ConfigError, match="is before the last turn"):
         adopt_ledger(lane.adapters(fixed_now=lane.world.now - timedelta(hours=1)), "the other one is lost")
     assert lane.kinds() == [TurnKind.GENESIS, TurnKind.RUN]
+
+
+# ---- a newer copy of this ledger that has no more turns -----------------------------------------------------------
+
+
+def set_back(lane: MemoryLane, tables: MemoryTables) -> None:
+    """Sets the tables back to an older copy, a moment later."""
+    lane.world.tables = tables.copy()
+    lane.world.now += timedelta(seconds=1)
+
+
+@pytest.mark.parametrize("guarantee", [AT_LEAST_ONCE, AT_MOST_ONCE])
+def test_s36_an_older_copy_is_found_although_it_has_taken_as_many_turns_since(guarantee: str) -> None:
+    lane = MemoryLane(OK, guarantee=guarantee).after_run()
+    copied = lane.world.tables.copy()
+    lane.produce(OK, OK)
+    lane.run()
+    set_back(lane, copied)
+    lane.perform(TurnKind.PAUSE)
+    lane.perform(TurnKind.RESUME)
+    assert lane.newest().turn.n == 3
+    lane.run_fails(NewerCommit, "committed by turn 2 of epoch 0 of another copy of ledger")
+    assert lane.offsets() == [0, 1, 2]
+    adopt_ledger(lane.adapters(), "restored")
+    lane.produce(OK)
+    lane.run()
+    assert lane.offsets() == ([0, 1, 2, 3] if guarantee == AT_MOST_ONCE else [0, 1, 2, 1, 2, 3])
+
+
+def test_s36_partitions_that_join_an_older_copy_do_not_hide_that_it_is_one() -> None:
+    """They join in a turn of their own, which takes the number of the newer copy's commit."""
+    lane = MemoryLane(OK, guarantee=AT_MOST_ONCE).after_run()
+    copied = lane.world.tables.copy()
+    lane.produce(OK)
+    lane.run()
+    set_back(lane, copied)
+    lane.world.topics["orders"].logs[1] = MemoryLog()
+    lane.run_fails(NewerCommit, "another copy of ledger")
+    assert lane.offsets() == [0, 1]
+
+
+@pytest.mark.parametrize("operation", ["claim", "commit"])
+def test_i7_a_copy_that_was_made_between_a_claim_and_its_start_hands_nothing_out_again(operation: str) -> None:
+    lane, copies = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE), list[MemoryTables]()
+    lane.strike(operation, lambda: copies.append(lane.world.tables.copy()), AFTER)
+    lane.run()
+    assert lane.newest().turn.n == 1
+    set_back(lane, copies[0])
+    for _ in range(2):  # the first one records the turn as lost, the second one settles it
+        lane.run_fails(NewerCommit, "another copy of ledger")
+    adopt_ledger(lane.adapters(), "restored")
+    lane.produce(OK)
+    lane.run()
+    assert lane.offsets() == [0, 1, 2]
+    assert lane.ranges(Outcome.LOST) == [(0, 2)], "this copy does not know what became of them"
+
+
+def test_i7_an_older_copy_that_is_adopted_skips_what_was_handed_out_of_a_parked_partition() -> None:
+    lane = MemoryLane(OK, topics=("orders", "payments"), guarantee=AT_MOST_ONCE)
+    lane.create("payments", records=1)
+    lane.run()
+    copied = lane.world.tables.copy()
+    lane.produce(OK)
+    lane.produce(OK, tp=PAYMENTS)
+    lane.run()
+    set_back(lane, copied)
+    lane.topics = ["orders"]
+    lane.run_fails(NewerCommit)
+    adopt_ledger(lane.adapters(), "restored")
+    lane.topics = ["orders", "payments"]
+    lane.produce(OK, tp=PAYMENTS)
+    lane.run()
+    assert (lane.offsets(), lane.offsets(PAYMENTS)) == ([0, 1], [0, 1, 2])
+
+
+@pytest.mark.parametrize("guarantee", [AT_LEAST_ONCE, AT_MOST_ONCE])
+def test_s36_commits_of_older_turns_and_epochs_of_this_copy_are_its_own(guarantee: str) -> None:
+    """Of a claim, of a void turn, of a reset, and of a version that wrote no stamp."""
+    lane = MemoryLane(OK, guarantee=guarantee, max_records_per_run=1).after_run()
+    seen = [lane.world.committed[GROUP, TP]]
+    lane.world.faults.commits += ["", "refused"] if guarantee == AT_MOST_ONCE else ["refused"]
+    lane.produce(OK)
+    with contextlib.suppress(TransientError):
+        lane.run()
+    seen.append(lane.world.committed[GROUP, TP])
+    lane.perform(TurnKind.RESET)
+    seen.append(lane.world.committed[GROUP, TP])
+    lane.produce(OK)
+    lane.plan()
+    void_open_turn(lane.adapters(), open_turn(lane.adapters()).plan.turn, "a test")
+    seen += [lane.world.committed[GROUP, TP], Committed(0, own(lane, 0))]
+    assert len(set(seen)) == (5 if guarantee == AT_MOST_ONCE else 4)
+    for commit in seen:
+        lane.world.committed[GROUP, TP] = commit
+        lane.run()
+    assert lane.committed() == 3

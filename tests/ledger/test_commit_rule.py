@@ -1,6 +1,8 @@
 """Which committed offset the newest floor may be committed over, and whose commit metadata is trusted."""
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
 from random import Random
 
 import pytest
@@ -12,6 +14,7 @@ from ackline.ledger.commit_rule import (
     check_commit_allowed,
     is_of_ledger,
     is_of_pipeline,
+    stamp_of,
     still_acknowledged,
 )
 from ackline.ledger.offsets import TopicPartition
@@ -49,7 +52,7 @@ def test_s31_garbage_never_raises_and_is_never_a_commit_of_ours(metadata: str) -
 
 
 def test_s31_commit_metadata_is_read_back_as_it_was_stored() -> None:
-    longest = CommitMetadata("l" * 36, "p" * 200, 2**31 - 1, 2**63 - 1)
+    longest = CommitMetadata("l" * 36, "p" * 200, 2**31 - 1, 2**63 - 1, "1a2b3c4d")
     for metadata in (NEWEST, longest):
         assert CommitMetadata.decode(metadata.encode()) == metadata
     assert len(longest.encode()) <= 4_095
@@ -116,6 +119,21 @@ def test_s36_a_foreign_commit_is_overwritten_after_a_kill_before_the_first_commi
     assert after_ours is None
     with pytest.raises(GroupMoved):
         check_commit_allowed(TP, foreign, NEWEST, after_ours)
+
+
+def test_s36_a_commit_of_another_copy_of_the_ledger_stops_although_its_turn_is_no_newer_one() -> None:
+    commit = Committed(5, replace(NEWEST, stamp="1a2b3c4d").encode())
+    check_commit_allowed(TP, commit, NEWEST, None, lambda _: True)
+    with pytest.raises(NewerCommit, match=r"turn 7 of epoch 1 of another copy of ledger ledger-a; .* is another one"):
+        check_commit_allowed(TP, commit, NEWEST, None, lambda found: found.stamp != "1a2b3c4d")
+
+
+def test_s36_a_stamp_stands_for_what_was_stored_by_whom_and_when() -> None:
+    at = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    same = at.astimezone(timezone(timedelta(hours=5)))
+    assert stamp_of("plan", "run", at) == stamp_of("plan", "run", same)
+    others = [("settlement", "run", at), ("plan", "run-2", at), ("plan", "run", at + timedelta(microseconds=1))]
+    assert len({stamp_of(*other) for other in [("plan", "run", at), *others]}) == 4
 
 
 def test_s31_offset_0_is_a_commit_and_not_a_missing_one() -> None:

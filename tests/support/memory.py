@@ -9,7 +9,7 @@ in which it was made.
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -227,6 +227,14 @@ class MemoryTables:
     """The files that tasks have written. A file counts once a commit names it."""
     lost_files: set[Any] = field(default_factory=set)
     """The turns whose outcomes can't be read, because a file of them does not exist any more."""
+
+    def copy(self) -> "MemoryTables":
+        """Returns the tables as they are now. The values in them never change, so they are in both."""
+        nested = {
+            "numbers": {name: dict(of_table) for name, of_table in self.numbers.items()},
+            "outcomes": {turn: list(files) for turn, files in self.outcomes.items()},
+        }
+        return replace(self, **{each.name: getattr(self, each.name).copy() for each in fields(self)} | nested)
 
 
 class World:

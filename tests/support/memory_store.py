@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from ackline.errors import FatalError, LedgerError
 from ackline.ledger.account import Result, ResultRuns
+from ackline.ledger.commit_rule import stamp_of
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.offsets import Ranges, TopicPartition, union
 from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns
@@ -67,6 +68,16 @@ class MemoryStore(LedgerStore):
             self._hook("settlement", READ)
             return Settlement(turn, TurnKind.GENESIS, "", datetime.min.replace(tzinfo=UTC), {})
         return cast(Settlement, self._stored(self.world.tables.settlements, turn, "settlement"))
+
+    def stamps(self, turn: TurnId) -> set[str]:
+        """Returns the stamps of settlement n and of plan n, as far as they are stored."""
+        self._hook("stamps", READ)
+        tables = self.world.tables
+        if turn.n == 0 and turn.epoch:
+            turn = turn._replace(epoch=turn.epoch - 1, n=self.last_settled(turn.epoch - 1) or 0)
+        settlement, plan = tables.settlements.get(turn), tables.plans.get(turn)
+        found = {stamp_of("settlement", settlement.run_id, settlement.settled_at)} if settlement is not None else set()
+        return found | ({stamp_of("plan", plan.run_id, plan.planned_at)} if plan is not None else set())
 
     def tallies(self, last: TurnId) -> tuple[Counter[str], int]:
         """Returns the sums over the turns of an epoch up to `last`: offsets by outcome, and gaps."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ackline.errors import AcklineError, ConfigError, FatalError, GroupBusy, GroupMoved
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import void_advice
-from ackline.lane.commit import acknowledging, check_allowed, commit_metadata_of, commit_newest
+from ackline.lane.commit import CommitCheck, acknowledging, commit_metadata_of, commit_newest
 from ackline.lane.genesis import previous_subscription
 from ackline.lane.plans import MOVES, Targets, action_plan, check_clock, check_settings_unchanged
 from ackline.ledger.commit_rule import CommitMetadata
@@ -176,9 +176,10 @@ def _check_group(adapters: Adapters, newest: Settlement, plan: Plan, adopts_ledg
         metadata = CommitMetadata(metadata.ledger, metadata.pipeline, metadata.epoch + 1, 0)
     lane = {tp: settled for tp, settled in newest.partitions.items() if adapters.is_subscribed(tp)}
     committed = adapters.group.committed(adapters.unchanged_partitions({tp: row.topic_id for tp, row in lane.items()}))
+    check = CommitCheck(adapters, metadata)
     for tp, commit in committed.items():
         try:
-            check_allowed(adapters, tp, commit, metadata, lane[tp].acknowledged_foreign_offset)
+            check.check(tp, commit, lane[tp].acknowledged_foreign_offset)
         except GroupMoved:
             continue
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from ackline.actions.actions import PreparedAction, commit_or_reason, open_turn_error, perform_action, prepare_action
 from ackline.errors import ConfigError, FatalError, GroupMoved, NewerCommit
 from ackline.lane.adapters import Adapters
-from ackline.lane.commit import commit_metadata_of
+from ackline.lane.commit import CommitCheck, commit_metadata_of
 from ackline.lane.genesis import genesis_partitions, genesis_plan
 from ackline.lane.log_checks import KafkaView, observe_kafka
 from ackline.lane.plans import Targets, check_settings_unchanged
-from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
+from ackline.ledger.commit_rule import CommitMetadata, Committed, is_of_ledger, is_of_pipeline
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import NEVER, PendingKind
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind
@@ -153,11 +153,11 @@ def _commits_of_others(
     adapters: Adapters, newest: Settlement, committed: Mapping[TopicPartition, Committed]
 ) -> dict[TopicPartition, Committed]:
     """Returns the commits of subscribed partitions that stop a run of this ledger: of another ledger, or newer."""
-    metadata, others = commit_metadata_of(adapters, newest), {}
+    check, others = CommitCheck(adapters, commit_metadata_of(adapters, newest)), {}
     lane = {tp: row for tp, row in newest.partitions.items() if adapters.is_subscribed(tp)}
     for tp in adapters.unchanged_partitions({tp: row.topic_id for tp, row in lane.items()}):
         try:
-            check_commit_allowed(tp, committed.get(tp), metadata, lane[tp].acknowledged_foreign_offset)
+            check.check(tp, committed.get(tp), lane[tp].acknowledged_foreign_offset)
         except NewerCommit:
             others[tp] = committed[tp]
         except GroupMoved:
@@ -180,13 +180,15 @@ def _targets(adapters: Adapters, newest: Settlement) -> Targets:
         # With the new id, each commit under the old one is another ledger's. All of them are acknowledged, those of
         # parked partitions too: otherwise the next run would stop at them, and no run would renew the parked ones.
         ledger, name = adapters.store.ledger_id(), adapters.pipeline.name
-        own = {tp: newest.partitions[tp] for tp, commit in committed.items() if is_of_ledger(commit, name, ledger)}
-        unchanged = adapters.unchanged_partitions({tp: row.topic_id for tp, row in own.items()})
-        floors = {tp: own[tp].state.floor for tp in unchanged} | floors
+        own = {tp: commit for tp, commit in committed.items() if is_of_ledger(commit, name, ledger)}
+        unchanged = adapters.unchanged_partitions({tp: newest.partitions[tp].topic_id for tp in own})
+        commits |= {tp: own[tp] for tp in unchanged}
+        floors |= {tp: newest.partitions[tp].state.floor for tp in commits}
     if adapters.pipeline.guarantee != "at_most_once" or not commits:
         return floors
-    ends = adapters.cluster.bounds(commits)
-    return floors | {tp: max(floors[tp], min(commit.offset, ends[tp].end)) for tp, commit in commits.items()}
+    above = {tp: commit.offset for tp, commit in commits.items() if commit.offset > floors[tp]}
+    ends = adapters.cluster.bounds(above)
+    return floors | {tp: max(floors[tp], min(offset, ends[tp].end)) for tp, offset in above.items()}
 
 
 def _ledgers(adapters: Adapters, committed: Mapping[TopicPartition, Committed]) -> tuple[str, ...]:

@@ -21,7 +21,14 @@ from dataclasses import dataclass, replace
 
 from ackline.errors import GroupMoved, LedgerError, NewerCommit
 from ackline.lane.adapters import Adapters
-from ackline.ledger.commit_rule import CommitMetadata, Committed, check_commit_allowed, is_of_ledger, is_of_pipeline
+from ackline.ledger.commit_rule import (
+    CommitMetadata,
+    Committed,
+    check_commit_allowed,
+    is_of_ledger,
+    is_of_pipeline,
+    stamp_of,
+)
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import Plan, Settlement, TurnId, TurnKind
 from ackline.pipeline.pipeline import is_at_most_once
@@ -104,6 +111,33 @@ def commit_newest(adapters: Adapters, publish: Publish) -> CommitResult:
     raise rounds.all_lost()
 
 
+class CommitCheck:
+    """The rule of commits for one newest settlement, or claim: `metadata` is what a commit would carry."""
+
+    def __init__(self, adapters: Adapters, metadata: CommitMetadata) -> None:
+        self._adapters, self._metadata = adapters, metadata
+        self._stamps: dict[tuple[int, int], set[str]] = {}
+
+    def check(self, tp: TopicPartition, committed: Committed | None, acknowledged_foreign_offset: int | None) -> None:
+        """Does what `check_commit_allowed` does. An error about another ledger also names the tables of this one."""
+        try:
+            check_commit_allowed(tp, committed, self._metadata, acknowledged_foreign_offset, self._is_stored)
+        except NewerCommit as error:
+            error.add_advice(ledger_advice(self._adapters))
+            raise
+
+    def _is_stored(self, found: CommitMetadata) -> bool:
+        """Returns whether this ledger holds what the metadata of a commit names. Most commits are of the newest turn,
+        and cost no read. A commit of an earlier version has no stamp, and counts as its own."""
+        number = found.epoch, found.n
+        if not found.stamp or (number, found.stamp) == ((self._metadata.epoch, self._metadata.n), self._metadata.stamp):
+            return True
+        if number not in self._stamps:
+            store = self._adapters.store
+            self._stamps[number] = store.stamps(TurnId(store.pipeline, store.lane, *number))
+        return found.stamp in self._stamps[number]
+
+
 def allowed_commits(adapters: Adapters, newest: Settlement) -> dict[TopicPartition, Committed]:
     """Returns what may be committed now: the floors of `newest`, or the ends of the open plan if it is claimed.
 
@@ -121,9 +155,11 @@ def allowed_commits(adapters: Adapters, newest: Settlement) -> dict[TopicPartiti
         acknowledged |= {tp: planned.acknowledged_foreign_offset for tp, planned in plan.partitions.items()}
         if claimed := claimed_floors(adapters, plan):
             floors |= claimed
-            metadata = replace(metadata, n=plan.turn.n)
-    committed = adapters.group.committed(partitions)
-    allowed = [tp for tp in partitions if _may_commit(adapters, tp, committed.get(tp), metadata, acknowledged[tp])]
+            metadata = replace(metadata, n=plan.turn.n, stamp=stamp_of("plan", plan.run_id, plan.planned_at))
+    committed, check = adapters.group.committed(partitions), CommitCheck(adapters, metadata)
+    allowed = [
+        tp for tp in partitions if _may_commit(adapters, check, tp, committed.get(tp), metadata, acknowledged[tp])
+    ]
     return {tp: Committed(floors[tp], metadata.encode()) for tp in allowed}
 
 
@@ -140,6 +176,7 @@ def claimed_floors(adapters: Adapters, plan: Plan) -> dict[TopicPartition, int]:
 
 def _may_commit(
     adapters: Adapters,
+    check: CommitCheck,
     tp: TopicPartition,
     committed: Committed | None,
     metadata: CommitMetadata,
@@ -149,27 +186,12 @@ def _may_commit(
     if subscribed and may_restore(adapters, committed, metadata):
         return True
     try:
-        check_allowed(adapters, tp, committed, metadata, acknowledged_foreign_offset)
+        check.check(tp, committed, acknowledged_foreign_offset)
     except GroupMoved:
         if subscribed:
             raise
         return False
     return True
-
-
-def check_allowed(
-    adapters: Adapters,
-    tp: TopicPartition,
-    committed: Committed | None,
-    metadata: CommitMetadata,
-    acknowledged_foreign_offset: int | None,
-) -> None:
-    """Does what `check_commit_allowed` does. An error about another ledger also names the tables of this one."""
-    try:
-        check_commit_allowed(tp, committed, metadata, acknowledged_foreign_offset)
-    except NewerCommit as error:
-        error.add_advice(ledger_advice(adapters))
-        raise
 
 
 def ledger_advice(adapters: Adapters) -> str:
@@ -183,7 +205,8 @@ def ledger_advice(adapters: Adapters) -> str:
 
 def commit_metadata_of(adapters: Adapters, newest: Settlement) -> CommitMetadata:
     """Returns the metadata with which the floors of `newest` are committed."""
-    return CommitMetadata(adapters.store.ledger_id(), adapters.pipeline.name, newest.turn.epoch, newest.turn.n)
+    stamp = stamp_of("settlement", newest.run_id, newest.settled_at)
+    return CommitMetadata(adapters.store.ledger_id(), adapters.pipeline.name, newest.turn.epoch, newest.turn.n, stamp)
 
 
 def may_restore(adapters: Adapters, committed: Committed | None, metadata: CommitMetadata) -> bool:

@@ -8,6 +8,7 @@ Kafka has no compare-and-set for committed offsets, and any client may move a gr
 | no committed offset | commit |
 | a commit of this ledger, of the newest turn or an older one | commit |
 | a commit of this ledger, of a newer turn | stop: NewerCommit |
+| a commit of this ledger, of a turn that another copy of it has stored | stop: NewerCommit |
 | a foreign commit at the acknowledged offset | commit |
 | any other commit of this pipeline, from another ledger | stop: NewerCommit |
 | any other foreign commit | stop: GroupMoved; `on_external_reset` can allow it: `follow` or `restore` |
@@ -16,10 +17,18 @@ Foreign is every commit that this ledger did not make: of another client, or of 
 A genesis or an operator action acknowledges the foreign offset that it met, and stores it with the partition
 (`acknowledged_foreign_offset` of `ackline.ledger.turns.SettledPartition`). This lets the first commit of a lane pass
 even if the run is killed before it, and ends as soon as a plan finds a commit of this ledger.
+
+A ledger that is set back to an older copy has the id of the newer one, and its next turns take the same numbers. So the
+metadata also has a stamp of what stands behind the number: the settlement, or the plan of a claim. Without it, an older
+copy would take a commit of the newer one for its own as soon as it had as many turns, and at most once hand out again
+what was handed out (I7).
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import NamedTuple
 
 from ackline.errors import GroupMoved, NewerCommit
@@ -42,10 +51,13 @@ class CommitMetadata:
     pipeline: str
     epoch: int
     n: int
+    stamp: str = ""
+    """What `stamp_of` returns for the settlement, or for the plan of a claim; "" in a commit of an earlier version."""
 
     def encode(self) -> str:
-        """The text that Kafka stores with the offset: JSON `{ledger, pipeline, epoch, n}`."""
-        return json.dumps({"ledger": self.ledger, "pipeline": self.pipeline, "epoch": self.epoch, "n": self.n})
+        """The text that Kafka stores with the offset: JSON `{ledger, pipeline, epoch, n, stamp}`."""
+        fields = {"ledger": self.ledger, "pipeline": self.pipeline, "epoch": self.epoch, "n": self.n}
+        return json.dumps(fields | ({"stamp": self.stamp} if self.stamp else {}))
 
     @classmethod
     def decode(cls, metadata: str) -> "CommitMetadata | None":
@@ -54,12 +66,21 @@ class CommitMetadata:
         try:
             fields = json.loads(metadata)
             ledger, pipeline, epoch, n = (fields[key] for key in ("ledger", "pipeline", "epoch", "n"))
+            stamp = fields.get("stamp", "")
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
-        texts = isinstance(ledger, str) and isinstance(pipeline, str)
+        texts = all(isinstance(text, str) for text in (ledger, pipeline, stamp))
         if not texts or not all(type(number) is int and number >= 0 for number in (epoch, n)):
             return None
-        return cls(ledger, pipeline, epoch, n)
+        return cls(ledger, pipeline, epoch, n, stamp)
+
+
+_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+
+
+def stamp_of(what: str, run_id: str, at: datetime) -> str:
+    """Returns eight digits that stand for a `settlement` or a `plan`: for the run that has stored it, and when."""
+    return sha256(f"{what} {run_id} {(at - _EPOCH) // timedelta(microseconds=1)}".encode()).hexdigest()[:8]
 
 
 def is_of_pipeline(committed: Committed | None, pipeline: str) -> bool:
@@ -75,11 +96,17 @@ def is_of_ledger(committed: Committed | None, pipeline: str, ledger: str) -> boo
 
 
 def check_commit_allowed(
-    tp: TopicPartition, committed: Committed | None, newest: CommitMetadata, acknowledged_foreign_offset: int | None
+    tp: TopicPartition,
+    committed: Committed | None,
+    newest: CommitMetadata,
+    acknowledged_foreign_offset: int | None,
+    is_stored: Callable[[CommitMetadata], bool] = lambda _: True,
 ) -> None:
     """Return if the newest floor may be committed over `committed`, by the table of this module.
 
-    `newest` is the metadata that the commit would carry. Raises NewerCommit or GroupMoved if it may not.
+    `newest` is the metadata that the commit would carry. `is_stored` tells whether this ledger holds the settlement or
+    the claim that the metadata of a commit names; it is called for commits of this ledger alone, of no newer turn.
+    Raises NewerCommit or GroupMoved if it may not.
     """
     if committed is None:
         return  # nothing was ever committed, or the commit has expired: the ledger decides (S35)
@@ -101,6 +128,14 @@ def check_commit_allowed(
         raise NewerCommit(
             f"{where}, committed by turn {metadata.n} of epoch {metadata.epoch} of ledger {metadata.ledger}; this "
             f"ledger is {newest.ledger} at turn {newest.n} of epoch {newest.epoch}. Nothing was committed",
+            tp=tp,
+            offset=committed.offset,
+        )
+    if not is_stored(metadata):
+        raise NewerCommit(
+            f"{where}, committed by turn {metadata.n} of epoch {metadata.epoch} of another copy of ledger "
+            f"{metadata.ledger}; the turn of that number in this copy, which is at turn {newest.n} of epoch "
+            f"{newest.epoch}, is another one. Nothing was committed",
             tp=tp,
             offset=committed.offset,
         )

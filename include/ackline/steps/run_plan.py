@@ -7,7 +7,7 @@ from dataclasses import replace
 from ackline.errors import ConfigError, GroupMoved, TooFarBehind, TopicChanged
 from ackline.in_flight.ack_topic import start_position
 from ackline.lane.adapters import Adapters
-from ackline.lane.commit import check_allowed, commit_metadata_of, may_restore
+from ackline.lane.commit import CommitCheck, commit_metadata_of, may_restore
 from ackline.lane.log_checks import (
     KafkaView,
     check_not_truncated,
@@ -121,6 +121,7 @@ def _views(
     Raises GroupMoved under `on_external_reset: fail`, and NewerCommit.
     """
     metadata = commit_metadata_of(adapters, newest)
+    check = CommitCheck(adapters, metadata)
     views: dict[TopicPartition, PartitionView] = {}
     moves: dict[TopicPartition, Committed] = {}
     for tp, settled in newest.partitions.items():
@@ -133,7 +134,7 @@ def _views(
             # `may_restore`: the floor may be committed over the offset to which the group was moved.
             if committed is not None and not may_restore(adapters, committed, metadata):
                 try:
-                    check_allowed(adapters, tp, committed, metadata, acknowledged)
+                    check.check(tp, committed, acknowledged)
                 except GroupMoved:
                     if adapters.pipeline.on_external_reset != "follow":
                         raise

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from ackline.errors import AcklineError, ConfigError, FatalError, LedgerError, TurnVoided
+from ackline.ledger.commit_rule import stamp_of
 from ackline.ledger.turns import LIVE, TurnId, TurnKind
 from ackline.pipeline.folder import lane_folder
 from ackline.scrub import scrub_address
@@ -120,6 +121,23 @@ class LaneTables:
     def last_settled(self, epoch: int) -> int | None:
         """Returns the number of the last settlement of an epoch, a void one too; None if it has none."""
         return self.settlements.version_of(self._application(epoch, "settlement"))
+
+    def stamps(self, turn: TurnId) -> set[str]:
+        """Returns the stamps of settlement n and of plan n, as far as they are stored: what commit metadata of turn n
+        may name. Reads two columns, because a settlement may have millions of pending ranges.
+
+        Turn 0 of a later epoch has no rows of its own: the reset that has opened the epoch is what its commits name.
+        """
+        if turn.n == 0 and turn.epoch:
+            turn = turn._replace(epoch=turn.epoch - 1, n=self.last_settled(turn.epoch - 1) or 0)
+        kinds = ((self.settlements, "settlement", "settled_at"), (self.plans, "plan", "planned_at"))
+        found = set()
+        for table, kind, at in kinds:
+            application = self._application(turn.epoch, kind)
+            rows = table.read_turn(self._where(turn), application, turn.n, ["topic", "run_id", at])
+            # Without the marks on a turn, which are rows of `plans` without a topic.
+            found |= {stamp_of(kind, row["run_id"], row[at]) for row in rows.to_pylist() if row["topic"] is not None}
+        return found
 
     def _plan_rows(self, where: Where, turn: TurnId) -> pa.Table:
         # Markers of a turn are stored after its plan.

@@ -124,11 +124,11 @@ class TableReads(TableHandle):
             table = self.open()
             return no_files(self) if table is None else files_of_version(self, table, where)
 
-    def read_turn(self, where: Where, application: str, number: int) -> pa.Table:
+    def read_turn(self, where: Where, application: str, number: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Returns the rows of a turn that match `where`. No commit before `number` of `application` may hold them."""
         dataset = self.turn_files(where, [application], number).dataset
         with self.errors():
-            return dataset.to_table(filter=as_expression(where))
+            return dataset.to_table(columns=list(columns) if columns else None, filter=as_expression(where))
 
     def dataset(self, table: DeltaTable, where: Where | None) -> ds.Dataset:
         """Returns the files of a version whose statistics allow rows that match `where`; they are not opened yet."""
