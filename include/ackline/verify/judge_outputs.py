@@ -28,8 +28,8 @@ class RowsOfRecords:
 def judge_outputs(lane: LaneHistory, settled: bool, found: Findings) -> None:
     """Apply all rules on output tables. With `settled`, each settled turn must be published."""
     for table in lane.evidence.outputs:
-        if table.foreign_writer is not None:  # the report names the table as not judged
-            continue
+        if table.foreign_writer is not None or _ahead(lane, table) is not None:
+            continue  # the report names the table as not judged
         for (epoch, tp), rows in _rows_by_partition(table.rows).items():
             check_rows_are_of_acked_attempts(lane, table, (epoch, tp), rows, found)
             check_a_record_has_rows_of_one_turn(table, tp, rows, found)
@@ -42,13 +42,33 @@ def judge_outputs(lane: LaneHistory, settled: bool, found: Findings) -> None:
 
 def not_judged(lane: LaneHistory) -> list[str]:
     """Return a sentence for each output table whose rows can't be judged."""
-    return [
-        f"the rows of output table {table.name}: {table.foreign_writer} has published rows there too, of lane "
-        f"{lane.evidence.lane}, and no column names the pipeline or ledger of a row. The checker did judge whether "
-        f"each turn is published"
-        for table in lane.evidence.outputs
-        if table.foreign_writer is not None
-    ]
+    found = []
+    for table in lane.evidence.outputs:
+        why = None
+        if table.foreign_writer is not None:
+            why = (
+                f"{table.foreign_writer} has published rows there too, of lane {lane.evidence.lane}, and no column "
+                f"names the pipeline or ledger of a row"
+            )
+        elif (ahead := _ahead(lane, table)) is not None:
+            why = f"it has turn {ahead[1]} of epoch {ahead[0]}, which the ledger does not have: the ledger is a copy"
+        if why is not None:
+            text = f"the rows of output table {table.name}: {why}. The checker did judge whether each turn is published"
+            found.append(text)
+    return found
+
+
+def _ahead(lane: LaneHistory, table: OutputTable) -> Turn | None:
+    """Return a turn that a table has and the ledger has not settled: it was set back to an older copy since. None if
+    there is none."""
+    settled = dict[int, int]()
+    for (epoch, _), settlements in lane.settlements.items():
+        settled[epoch] = max([settled.get(epoch, 0), *(settlement.turn for settlement in settlements)])
+    for application, turn in table.published.items():
+        epoch = int(application.split("/")[-2]) if application.startswith("ackline/") else 0
+        if turn > settled.get(epoch, 0):
+            return epoch, turn
+    return None
 
 
 def check_rows_are_of_acked_attempts(

@@ -198,10 +198,11 @@ class OutputTables:
     def foreign_writer(self, table: str, ledger: str | None) -> str | None:
         """Return another pipeline or ledger that has published rows of the lane in a table; None if there is none.
 
-        Such rows can't be told from those of this pipeline: no column names the pipeline or the ledger of a row. Only a
-        table outside the root, which is named by its URI, may have them. `ledger` is None if it is not known.
+        Such rows can't be told from those of this pipeline: no column names the pipeline or the ledger of a row. A
+        table outside the root, which is named by its URI, may have them, and any table of a ledger that was adopted as
+        an older copy of another one. `ledger` is None if it is not known.
         """
-        if "://" not in table or self._open(table) is None:
+        if self._open(table) is None:
             return None
         uri = self.uri(table)
         try:
@@ -225,7 +226,10 @@ class OutputTables:
             dataset = opened.to_pyarrow_dataset(filesystem=filesystem_of(uri, storage_options(uri)))
             if not set(SCHEMA.names) <= set(dataset.schema.names):
                 return SCHEMA.empty_table()
-            return dataset.to_table(columns=SCHEMA.names, filter=pc.equal(pc.field("_lane"), self.lane))
+            # Filtered here: delta-rs gives a column without statistics, as texts are, bounds of null, and Arrow then
+            # skips each file for any filter on it.
+            rows = dataset.to_table(columns=SCHEMA.names)
+            return rows.filter(pc.equal(rows["_lane"], self.lane))
         except Exception as error:  # as in `_open`
             raise Unreadable(f"output table {table}: {error}") from error
 
