@@ -15,7 +15,7 @@ import pytest
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.pipeline import Pipeline
 from tests.support.command import run_main
-from tests.support.memory_adapters import MemoryAdapters, memory_adapters
+from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import MemoryLane
 
 
@@ -63,7 +63,7 @@ class MemoryCommand:
         if lane != LIVE:  # the settings of the lane in memory, with what the command has changed
             changed = {name: getattr(pipeline, name) for name in ("handler", "dead_letter", "max_rate", "backfill")}
             own = adapters.pipeline.model_copy(update=changed)
-            adapters = memory_adapters(self.lane.world, own, "command", self.lane._hook, lane=lane)
+            adapters = self.lane.adapters_of(own, lane)
         yield replace(adapters, actor=actor, fixed_now=now)
 
     def __call__(self, *arguments: str, piped: str = "") -> Finished:

@@ -26,7 +26,7 @@ from ackline.outputs.turn import publish_settled, publish_table, store_plan
 from ackline.pipeline.outputs import OutputsOfTurn, TableOfTurn, kept_after, without_effect
 from ackline.tables import kept_rows
 from ackline.tables.output_table import OutputTable
-from ackline.tables.publish import Published, application_of
+from ackline.tables.published import Published, application_of
 from ackline.tables.turn_outcomes import TurnOutcomes
 from tests.outputs.kept_lane import (
     COLUMNS,

@@ -126,6 +126,10 @@ class MemoryLane:
         pipeline = Pipeline.model_validate({**file, "kafka": {**kafka, **self.settings.get("kafka", {})}})
         return replace(memory_adapters(self.world, pipeline, run_id, hook or self._hook), **changes)
 
+    def adapters_of(self, pipeline: Pipeline, lane: str) -> MemoryAdapters:
+        """The adapters of another lane of the pipeline."""
+        return memory_adapters(self.world, pipeline, "command", self._hook, lane=lane)
+
     def run(self, adapters: MemoryAdapters | None = None) -> run.RunResult:
         return run.run(adapters or self.adapters(), no_session)
 

@@ -7,6 +7,7 @@ import json
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE
+from ackline.pipeline.pipeline import Pipeline
 from ackline.tables.store import LedgerStore
 from ackline.worker import tasks
 from ackline.worker.records import TIMESTAMP
@@ -67,13 +69,18 @@ class DiskLane(AnsweredLane):
         super().__init__(**of_file)
 
     def adapters(self, *arguments: Any, **changes: Any) -> MemoryAdapters:
+        return super().adapters(*arguments, **(self._on_disk(LIVE) | changes))
+
+    def adapters_of(self, pipeline: Pipeline, lane: str) -> MemoryAdapters:
+        return replace(super().adapters_of(pipeline, lane), **self._on_disk(lane))
+
+    def _on_disk(self, lane: str) -> dict[str, Any]:
         tasks_of_lane = WorldTasks(self)
-        on_disk: dict[str, Any] = {
-            "store": LedgerStore(str(self.root), "lane", LIVE),
+        return {
+            "store": LedgerStore(str(self.root), "lane", lane),
             "run_job": lambda _, job, __: tasks_of_lane.replayed(job),
             "fixed_now": self.world.now,
         }
-        return super().adapters(*arguments, **(on_disk | changes))
 
 
 @contextmanager

@@ -11,8 +11,8 @@ targets, the log, and for an action that may move a floor the group. After the p
 becomes of the group's commit: the result states why the group was not committed, and the next run commits it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from ackline.errors import AcklineError, ConfigError, FatalError, GroupBusy, GroupMoved
 from ackline.lane.adapters import Adapters
@@ -22,6 +22,7 @@ from ackline.lane.genesis import previous_subscription
 from ackline.lane.plans import MOVES, Targets, action_plan, check_clock, check_settings_unchanged
 from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
+from ackline.outputs.checks import older_copies
 from ackline.outputs.turn import publish_settled
 from ackline.pipeline.arguments import id_of
 from ackline.steps.plan import take_turn
@@ -33,19 +34,25 @@ Choose = Callable[[Settlement], Targets]
 
 @dataclass(frozen=True, slots=True)
 class PreparedAction:
-    """An action that nothing refuses now: its plan, which is not stored, and the lane before it."""
+    """An action that nothing refuses now: its plan, which is not stored, and the lane before it.
+
+    `older_copies` has, of a reset or an adoption, each output table that is an older copy, or that is ahead of the
+    ledger, with the reason: the action goes on without the rows of what is not handled again, or beside them.
+    """
 
     plan: Plan
     before: Settlement
+    older_copies: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class PerformedAction:
     """An action that is stored and settled. `not_committed` is why the group was not committed; None if it was, or if
-    the lane commits nothing."""
+    the lane commits nothing. `older_copies` is as in `PreparedAction`."""
 
     plan: Plan
     before: Settlement
+    older_copies: Mapping[str, str]
     not_committed: str | None = None
 
 
@@ -63,7 +70,7 @@ def prepare_action(
     check_clock(adapters, newest.settled_at)
     plan = _plan(adapters, newest, kind, choose, reason, adopts_ledger)
     _check_group(adapters, newest, plan, adopts_ledger)
-    return PreparedAction(plan, newest)
+    return PreparedAction(plan, newest, _older_copies(adapters, newest, kind, adopts_ledger))
 
 
 def perform_action(
@@ -102,12 +109,17 @@ def perform_action(
 
     taken = take_turn(adapters, f"taking the turn of a {kind}", (kind,), begin=begin, end=refuse, make=make)
     assert taken.plan is not None  # `make` always returns one
+    found = _older_copies(adapters, taken.before, kind, adopts_ledger)  # before a reset takes the tables as they are
     try:
         settle_turn(adapters, taken.plan, taken.before)
     except AcklineError as error:
         error.add_advice(f"{taken.plan.turn}, the {kind}, is stored: the next run settles it")
         raise
-    return PerformedAction(taken.plan, taken.before, commit_or_reason(adapters))
+    return PerformedAction(taken.plan, taken.before, found, commit_or_reason(adapters))
+
+
+def _older_copies(adapters: Adapters, newest: Settlement, kind: TurnKind, adopts_ledger: bool) -> dict[str, str]:
+    return older_copies(adapters.store, newest) if kind is TurnKind.RESET or adopts_ledger else {}
 
 
 def _check_lane(adapters: Adapters, kind: TurnKind) -> None:

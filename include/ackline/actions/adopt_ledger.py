@@ -110,7 +110,9 @@ def adopt_ledger(adapters: Adapters, reason: str) -> Adoption:
     if adoption.action is None:
         return replace(adoption, not_committed=commit_or_reason(adapters))
     done = perform_action(adapters, TurnKind.SKIP, lambda lane: _targets(adapters, lane), reason, adopts_ledger=True)
-    return replace(adoption, action=PreparedAction(done.plan, done.before), not_committed=done.not_committed)
+    return replace(
+        adoption, action=PreparedAction(done.plan, done.before, done.older_copies), not_committed=done.not_committed
+    )
 
 
 def _joining(adapters: Adapters, newest: Settlement | None, view: KafkaView) -> dict[TopicPartition, SettledPartition]:

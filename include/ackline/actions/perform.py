@@ -86,7 +86,7 @@ class _OnLane(OperatorAction):
         done = perform_action(
             adapters, self.request.kind, lambda lane: self._targets(adapters, lane), self.reason, turn
         )
-        action = PreparedAction(done.plan, done.before)
+        action = PreparedAction(done.plan, done.before, done.older_copies)
         body = action_object(action, dry_run=False, not_committed=done.not_committed)
         texts = [_with_commit(text, done.not_committed) for text in (action_text(action, done=True), done_text(action))]
         return Report(texts[0], body, texts[1])

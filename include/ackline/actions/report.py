@@ -60,6 +60,8 @@ class ActionObject(JsonObject):
     skipped: int = 0
     handled_again: int = 0
     due_now: int = 0
+    older_copies: dict[str, str] = Field(default_factory=dict)
+    """Of a reset or an adoption: the output tables that are older copies, or ahead of the ledger, and why."""
     dry_run: bool
     not_committed: str | None = None
 
@@ -184,7 +186,7 @@ def action_object(action: PreparedAction, dry_run: bool, not_committed: str | No
     )
     return ActionObject(
         **_turn(plan.turn), kind=plan.kind.value, reason=plan.reason, actor=plan.actor, partitions=partitions,
-        **totals(changes), dry_run=dry_run, not_committed=not_committed,
+        **totals(changes), older_copies=dict(action.older_copies), dry_run=dry_run, not_committed=not_committed,
     )  # fmt: skip
 
 
@@ -205,7 +207,15 @@ def action_text(action: PreparedAction, done: bool) -> str:
     if same:
         state = "paused" if plan.kind is TurnKind.PAUSE else "read"
         lines.append(f"  {counted(len(same), 'partition')} {'is' if len(same) == 1 else 'are'} {state} already")
-    return "\n".join([*lines, *totals_lines(changes, done)])
+    return "\n".join([*lines, *totals_lines(changes, done), *_older_copies(action)])
+
+
+def _older_copies(action: PreparedAction) -> list[str]:
+    return [
+        f"{why[:1].upper()}{why[1:]}. Records that are handled again publish their rows there again; all other rows "
+        f"stay as they are."
+        for why in action.older_copies.values()
+    ]
 
 
 def totals_lines(changes: Mapping[TopicPartition, PartitionChange], done: bool) -> list[str]:

@@ -37,7 +37,7 @@ from ackline.scrub import scrub_address
 from ackline.steps.settle import settle_turn
 from ackline.tables.errors import folder_errors
 from ackline.tables.folder import Folder
-from ackline.tables.publish import has_turn
+from ackline.tables.published import has_turn
 
 _logger = logging.getLogger(__name__)
 

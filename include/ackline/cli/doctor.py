@@ -31,7 +31,7 @@ from ackline.kafka.config import brokers
 from ackline.kafka.registry import check_registry
 from ackline.lane.adapters import Adapters, topic_warnings
 from ackline.local.connection import uses_dev_broker
-from ackline.outputs.checks import check_outputs
+from ackline.outputs.checks import check_outputs, older_copies_of_backfills
 from ackline.pipeline.folder import audit_root, load_folder, pipelines_folder
 from ackline.pipeline.functions import load_functions, load_step
 from ackline.pipeline.pipeline import Pipeline
@@ -243,6 +243,8 @@ def _broker(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
             yield _check("ack topic", partial(_ack_topic, adapters, str(pipeline.ack_topic)))
         if pipeline.outputs:
             yield _check("outputs", partial(check_outputs, adapters))
+            for lane, why in older_copies_of_backfills(adapters.store).items():
+                yield Check(f"outputs of {lane}", False, why)
         yield from _warnings(adapters, wanted)
         members = adapters.group.members()
         detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"

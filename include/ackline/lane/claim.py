@@ -313,10 +313,14 @@ def check_not_voided(adapters: Adapters, turn: TurnId) -> None:
     )
 
 
+def void_command(turn: TurnId) -> str:
+    """Returns the command that closes an open turn."""
+    return f"ackline void {turn.pipeline}{'' if turn.lane == LIVE else f' --lane {turn.lane}'} --reason …"
+
+
 def void_advice(turn: TurnId) -> str:
     """Returns the sentence that names the way out of an open turn."""
-    lane = "" if turn.lane == LIVE else f" --lane {turn.lane}"
-    return f"If the turn can't be carried out, close it with `ackline void {turn.pipeline}{lane} --reason …`"
+    return f"If the turn can't be carried out, close it with `{void_command(turn)}`"
 
 
 @contextmanager

@@ -6,14 +6,16 @@ pipeline's live tables.
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
-from ackline.errors import ConfigError, LedgerError
+from ackline.errors import AcklineError, ConfigError, LedgerError
 from ackline.lane.adapters import Adapters
+from ackline.lane.claim import void_command
 from ackline.ledger.offsets import OffsetRange, arrays_of
 from ackline.ledger.pending import PendingKind
-from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
+from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind, is_backfill
 from ackline.pipeline.arguments import id_of
 from ackline.pipeline.folder import lane_folder
 from ackline.pipeline.outputs import (
@@ -21,6 +23,7 @@ from ackline.pipeline.outputs import (
     OutputsOfTurn,
     StagedTable,
     canonical_uri,
+    earlier_after,
     given_up_after,
     kept_after,
     published_after,
@@ -30,7 +33,8 @@ from ackline.tables.errors import folder_errors
 from ackline.tables.folder import Folder, prove_conditional_put
 from ackline.tables.object_store import is_remote
 from ackline.tables.output_table import check_columns, check_place
-from ackline.tables.publish import Published, application_of, check_last_published, check_staged_columns, table_of
+from ackline.tables.publish import check_staged_columns, table_of
+from ackline.tables.published import Published, application_of, check_last_published, older_copy
 from ackline.tables.store import LedgerStore
 
 if TYPE_CHECKING:
@@ -184,14 +188,20 @@ def _initial_columns(adapters: Adapters, output: Output) -> dict[str, str]:
 
 
 def last_published(store: LedgerStore, settlement: Settlement, application: str) -> dict[str, Published]:
-    """Returns by output table what the lane and epoch have published there last, once the turn of a settlement is
-    published. `application` is their transaction id: another ledger, or epoch, has published nothing."""
+    """Returns by output table what the lane has published there last, once the turn of a settlement is published.
+
+    `application` is the transaction id of a lane and epoch. If it is not that of the settlement, the numbers are those
+    of an earlier epoch, or of an earlier id of the ledger.
+    """
     outputs = OutputsOfTurn.decode(settlement.outputs) if settlement.outputs else None
-    if outputs is None or outputs.application != application:
+    if outputs is None:
         return {}
     given_up = store.given_up(settlement.turn) if outputs.tables else ()
-    numbers, doubtful = published_after(outputs, given_up), given_up_after(outputs, given_up)
-    return {name: Published(numbers.get(name), doubtful.get(name, ())) for name in numbers.keys() | doubtful.keys()}
+    earlier, numbers, doubtful = earlier_after(outputs, application, given_up), {}, {}
+    if outputs.application == application:
+        numbers, doubtful = published_after(outputs, given_up), given_up_after(outputs, given_up)
+    names = numbers.keys() | doubtful.keys() | earlier.keys()
+    return {name: Published(numbers.get(name), doubtful.get(name, ()), earlier.get(name)) for name in names}
 
 
 def published_in(store: LedgerStore, published: Mapping[str, Published], name: str) -> Published:
@@ -199,7 +209,14 @@ def published_in(store: LedgerStore, published: Mapping[str, Published], name: s
     then."""
     found = of_table(store, published, name)
     number = max((last.number for last in found if last.number is not None), default=None)
-    return Published(number, tuple(n for last in found for n in last.given_up if number is None or n > number))
+    given_up = tuple(n for last in found for n in last.given_up if number is None or n > number)
+    return Published(number, given_up, _newest_of(last.earlier for last in found))
+
+
+def _newest_of(earlier: Iterable[tuple[str, int] | None]) -> tuple[str, int] | None:
+    """Returns the newest of some transaction ids with their numbers: the last one of the last epoch."""
+    known = [(int(application.split("/")[-2]), number, application) for application, number in filter(None, earlier)]
+    return (max(known)[2], max(known)[1]) if known else None
 
 
 def of_table(store: LedgerStore, by_name: Mapping[str, T], name: str) -> list[T]:
@@ -220,28 +237,61 @@ def _check_last_published(adapters: Adapters, outputs: Iterable[Output]) -> None
     newest = adapters.store.newest()
     if newest is None or not newest.outputs:
         return
-    outputs_of_newest = OutputsOfTurn.decode(newest.outputs)
+    of_newest = OutputsOfTurn.decode(newest.outputs)
     application = application_of(adapters.store.ledger_id(), newest.turn)
     published = last_published(adapters.store, newest, application)
-    # A run publishes the newest turn before it stores its plan. After that, a table with the turn before it is an older
-    # copy.
-    waiting = outputs_of_newest.tables
+    # A run publishes the newest turn before it stores its plan. Until then a table holds the turn before it; afterwards
+    # such a table is an older copy.
+    waiting = of_newest.tables
     if waiting and adapters.store.is_published(newest.turn):
         waiting = {}
     for output in outputs:
         assert output.table is not None
-        last = table_of(adapters.store, output.table).version_of(application)
+        held = table_of(adapters.store, output.table).transactions()
+        expected = published_in(adapters.store, published, output.table)
         waits = of_table(adapters.store, waiting, output.table)
-        given_up = of_table(adapters.store, outputs_of_newest.given_up, output.table)
-        if waits and (last == waits[0].after or any(last in numbers for numbers in given_up)):
-            continue
+        if waits and held.get(application) != of_newest.number:
+            given_up = of_table(adapters.store, of_newest.given_up, output.table)
+            earlier = _newest_of(of_table(adapters.store, of_newest.earlier, output.table))
+            expected = Published(waits[0].after, [number for numbers in given_up for number in numbers], earlier)
         try:
-            check_last_published(newest.turn, output.table, last, published_in(adapters.store, published, output.table))
+            check_last_published(newest.turn, output.table, held, application, expected)
         except LedgerError:
             now = adapters.store.newest()
             if now is not None and now.turn == newest.turn:
-                raise
+                plan = adapters.store.open_plan(now)
+                first = (
+                    f"close {plan.turn}, which is open, with `{void_command(plan.turn)}`" if plan is not None else ""
+                )
+                check_last_published(newest.turn, output.table, held, application, expected, first)
             return  # another process has published a later turn meanwhile, and this one's plan is refused
+
+
+def older_copies(store: LedgerStore, newest: Settlement) -> dict[str, str]:
+    """Returns by output table why the table or the ledger is an older copy; empty if each table that can be read holds
+    what the lane of the store has published there last."""
+    application = application_of(store.ledger_id(), newest.turn)
+    found = {}
+    for name, last in last_published(store, newest, application).items():
+        with suppress(AcklineError):  # of a table that can't be read, which is another state
+            held = table_of(store, name).transactions()
+            if why := older_copy(newest.turn, name, held, application, last):
+                found[name] = why
+    return found
+
+
+def older_copies_of_backfills(store: LedgerStore) -> dict[str, str]:
+    """Returns by backfill lane of the pipeline why an output table or the lane is an older copy, with what to do. No
+    run of the live lane looks at them, and a backfill that is settled has no run."""
+    found = {}
+    for lane in filter(is_backfill, store.lanes()):
+        of_lane = store.other_lane(lane)
+        newest = of_lane.newest()
+        if newest is not None and (why := older_copies(of_lane, newest)):
+            found[lane] = (
+                f"{'; '.join(why.values())}. Restore the newer copy, or choose its offsets in another backfill"
+            )
+    return found
 
 
 def leaves_in_flight(newest: Settlement, skip: Plan) -> bool:

@@ -19,7 +19,7 @@ from ackline.lane.claim import void_advice
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.pending import NOTHING_PENDING, PendingKind, PendingRuns
-from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind, number_of
+from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind, number_of
 from ackline.outputs.checks import (
     folder_name,
     kept_rows_advice,
@@ -38,15 +38,8 @@ from ackline.scrub import scrub_address
 from ackline.tables.errors import DamagedError, folder_errors, storage_errors, unusable_folder
 from ackline.tables.folder import Folder
 from ackline.tables.kept_rows import KeptRows, check_readable, keep_rows
-from ackline.tables.publish import (
-    AttemptOutcomes,
-    Published,
-    application_of,
-    check_last_published,
-    check_staged_columns,
-    table_of,
-    write_table,
-)
+from ackline.tables.publish import AttemptOutcomes, check_staged_columns, table_of, write_table
+from ackline.tables.published import Published, application_of, check_last_published, held_of_lane
 from ackline.tables.turn_outcomes import TurnOutcomes
 
 log = logging.getLogger(__name__)
@@ -83,8 +76,11 @@ def _settled_outputs(
     published = last_published(adapters.store, before, application)
     numbers = {name: last.number for name, last in published.items() if last.number is not None}
     given_up = {name: tuple(last.given_up) for name, last in published.items() if last.given_up}
+    earlier = {name: last.earlier for name, last in published.items() if last.earlier is not None}
+    if plan.kind is TurnKind.RESET:
+        numbers, earlier = _held(adapters, plan.turn, application, published)
     if execution is None and not kept_after(before.outputs):
-        return OutputsOfTurn(application, published=numbers, given_up=given_up).encode()
+        return OutputsOfTurn(application, published=numbers, given_up=given_up, earlier=earlier).encode()
     of_turn = _staged_tables(adapters, plan, execution)
     attempts = cache(lambda: AttemptOutcomes.read(adapters.store, plan.turn))
     kept = _kept_after_turn(adapters, plan, before, settled, of_turn or (), outcomes, attempts)
@@ -101,7 +97,31 @@ def _settled_outputs(
             sorted((name, table.rows) for name, table in tables.items())]  # fmt: skip
     identity = int.from_bytes(sha256(json.dumps(what).encode()).digest()[:4])
     number = number_of(plan.turn, identity)
-    return OutputsOfTurn(application, number, execution, tables, kept.kept, kept.released, numbers, given_up).encode()
+    return OutputsOfTurn(
+        application, number, execution, tables, kept.kept, kept.released, numbers, given_up, earlier
+    ).encode()
+
+
+def _held(
+    adapters: Adapters, turn: TurnId, application: str, published: Mapping[str, Published]
+) -> tuple[dict[str, int], dict[str, tuple[str, int]]]:
+    """Returns by output table what it holds of the lane: a number of this epoch, or else of an earlier one.
+
+    A reset is what an operator does about a table that is an older copy. From then on the lane expects what the table
+    holds. Of a table that can't be read, it expects what it has expected so far.
+    """
+    numbers, earlier = dict[str, int](), dict[str, tuple[str, int]]()
+    for name, last in published.items():
+        try:
+            held = table_of(adapters.store, name).transactions()
+        except AcklineError:
+            held = dict([last.earlier] if last.earlier else []) | ({application: last.number} if last.number else {})
+        of_lane = held_of_lane(held, application, turn, last)
+        if application in of_lane:
+            numbers[name] = of_lane[application]
+        if last.earlier is not None and last.earlier[0] in of_lane:
+            earlier[name] = last.earlier[0], of_lane[last.earlier[0]]
+    return numbers, earlier
 
 
 def check_staged_rows(adapters: Adapters, plan: Plan) -> None:
@@ -168,8 +188,8 @@ def _written(
         if not sources:
             raise rows_gone(plan.turn, root, "the manifest of the turn")
         with _advised(plan):
-            last = table_of(adapters.store, name).version_of(application)
-            check_last_published(plan.turn, name, last, before)
+            held = table_of(adapters.store, name).transactions()
+            check_last_published(plan.turn, name, held, application, before)
             return write_table(adapters.store, plan.turn, sources, Folder(root), attempts(), before.number)
     except (ConfigError, FatalError, TransientError) as error:
         if not is_at_most_once(plan):

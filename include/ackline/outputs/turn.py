@@ -32,16 +32,8 @@ from ackline.pipeline.outputs import FinalFile, OutputsOfTurn, StagedOutputs, St
 from ackline.scrub import scrub_address
 from ackline.tables.errors import folder_errors
 from ackline.tables.folder import Folder
-from ackline.tables.publish import (
-    AttemptOutcomes,
-    below,
-    check_staged_columns,
-    entries,
-    give_up_advice,
-    has_turn,
-    table_of,
-    write_table,
-)
+from ackline.tables.publish import AttemptOutcomes, below, check_staged_columns, entries, table_of, write_table
+from ackline.tables.published import give_up_advice, has_turn
 
 if TYPE_CHECKING:
     from ackline.spark.job import ReplayResult

@@ -271,10 +271,13 @@ class OutputsOfTurn:
     given_up: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """By table, the numbers of later turns that an operator has given up for it, before the turn. Each may be there all
     the same: another process may have published it while it was given up."""
+    earlier: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """By table, the transaction id and the number under which the lane had published there last before `application`:
+    in an earlier epoch, or under an earlier id of the ledger. Of a reset: what the table held then."""
 
     def encode(self) -> str:
         """Returns the text that settlement n holds; empty if there is nothing to hold."""
-        content = (self.tables, self.kept, self.released, self.published, self.given_up)
+        content = (self.tables, self.kept, self.released, self.published, self.given_up, self.earlier)
         if self.execution is None and not any(content):
             return ""
         stored = {name: value for name, value in asdict(self).items() if value or value == 0 or name == "tables"}
@@ -291,6 +294,7 @@ class OutputsOfTurn:
                 "over with `ackline adopt-ledger`",
                 key="ACKLINE_AUDIT",
             )
+        content["earlier"] = {name: (of, number) for name, (of, number) in content.get("earlier", {}).items()}
         for name in ("kept", "released"):
             content[name] = tuple(StagedTable.of_json(table) for table in content.get(name, ()))
         tables = {}
@@ -316,6 +320,7 @@ def without_effect(text: str, given_up: Collection[str] = ()) -> str:
         kept=before.kept,
         published=published_after(before, given_up),
         given_up=given_up_after(before, given_up),
+        earlier=before.earlier,
     ).encode()
 
 
@@ -336,3 +341,14 @@ def given_up_after(outputs: OutputsOfTurn, given_up: Collection[str] = ()) -> di
     for name in sorted(outputs.tables.keys() & set(given_up)):
         after[name] = (*after.get(name, ()), outputs.number)
     return after
+
+
+def earlier_after(
+    outputs: OutputsOfTurn, application: str, given_up: Collection[str] = ()
+) -> dict[str, tuple[str, int]]:
+    """Returns by table the transaction id and the number under which the lane has published there last before
+    `application`, once the turn is published. The tables `given_up` did not get the turn."""
+    earlier = dict(outputs.earlier)
+    if outputs.application != application:
+        earlier |= {name: (outputs.application, of) for name, of in published_after(outputs, given_up).items()}
+    return earlier

@@ -15,7 +15,7 @@ that is set back to an older copy is found before the next turn.
 """
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -29,10 +29,10 @@ from deltalake.transaction import AddAction
 from ackline.errors import AcklineError, ConfigError, LedgerError
 from ackline.ledger.offsets import Int64s, Ranges, index_of_range, union
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.turns import LIVE, TurnId, turn_in
+from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.folder import lane_folder
 from ackline.pipeline.output_columns import STAGED_ANCHORS, arrow_type
-from ackline.pipeline.outputs import FinalFile, OutputsOfTurn, StagedFile, StagedTable, TableOfTurn, output_folder
+from ackline.pipeline.outputs import FinalFile, StagedFile, StagedTable, TableOfTurn, output_folder
 from ackline.scrub import scrub_address
 from ackline.tables.errors import DamagedError, cause_of, storage_errors, unusable_folder
 from ackline.tables.files import DataFileWriter, row_groups
@@ -170,76 +170,9 @@ _ROWS_A_FILE, _BYTES_A_FILE = 1_000_000, 256 << 20
 """When a file is written: at so many rows, or bytes in memory. A partition column divides these into smaller ones."""
 
 
-def application_of(ledger_id: str, turn: TurnId) -> str:
-    """Returns the transaction id of a lane and epoch in output tables.
-
-    It begins with the ledger's id: a table outside ACKLINE_AUDIT outlives a ledger, and turn 1 of the next ledger is
-    another one.
-    """
-    return f"ackline/{ledger_id}/{turn.pipeline}/{turn.lane}/{turn.epoch}/output"
-
-
 def table_of(store: LedgerStore, table: str) -> OutputTable:
     """Returns an output table that exists, or may not exist yet, to look at."""
     return OutputTable(_uri(store, table))
-
-
-def has_turn(store: LedgerStore, turn: TurnId, outputs: OutputsOfTurn, name: str) -> bool:
-    """Returns whether an output table has the rows of a settled turn.
-
-    Raises LedgerError if the table holds another turn than the one before it: then the ledger or the table is an older
-    copy, and rows would be missing or published under a turn that has others.
-    """
-    last, of_turn = table_of(store, name).version_of(outputs.application), outputs.tables[name]
-    before = Published(of_turn.after, outputs.given_up.get(name, ()))
-    if last == outputs.number:
-        return True
-    newest = store.newest()
-    if newest is not None and (newest.turn.epoch, newest.turn.n) > (turn.epoch, turn.n):
-        return True  # the caller is late: a later turn is planned only when each table has this one
-    check_last_published(turn, name, last, before, waits=True)
-    return False
-
-
-class Published(NamedTuple):
-    """What a lane and epoch have published in an output table last."""
-
-    number: int | None
-    """Names the last turn that is published there; None if there is none."""
-    given_up: Collection[int] = ()
-    """Names later turns that an operator has given up for the table. Another process may have published such a turn at
-    that moment, so the table may hold it."""
-
-
-def check_last_published(turn: TurnId, table: str, last: int | None, published: Published, waits: bool = False) -> None:
-    """Raises LedgerError if the newest turn of the lane and epoch in an output table, `last`, is not the one that the
-    ledger has published there last. None for `last` is no error: then a user has made the table anew. `waits` is
-    whether `turn` is settled and not published: no other turn, and so no reset, is planned until it is given up."""
-    expected = published.number
-    if last is None or last == expected or last in published.given_up:
-        return
-    held = f"holds turn {turn_in(last)} of lane {turn.lane}, epoch {turn.epoch}"
-    if expected is not None and turn_in(expected) > turn_in(last):
-        what = f"{held}, and the ledger has published turn {turn_in(expected)} there: the table is an older copy"
-    else:
-        what = f"{held}, as another ledger has stored it: ACKLINE_AUDIT is an older copy of the ledger"
-    raise LedgerError(
-        f"the output table {scrub_address(table)} {what}. Restore the newer copy. Without one, "
-        f"{f'first {give_up_advice(turn, table)}; then ' if waits else ''}begin a new epoch, in which records that are "
-        f"handled again publish their rows again: {_way_out(turn)}"
-    )
-
-
-def give_up_advice(turn: TurnId, table: str) -> str:
-    """Returns how an operator gives up the rows that a settled turn has for an output table, as part of a sentence."""
-    lane = "" if turn.lane == LIVE else f" --lane {turn.lane}"
-    return f"give these rows up with `ackline void {turn.pipeline}{lane} --give-up {scrub_address(table)} --reason …`"
-
-
-def _way_out(turn: TurnId) -> str:
-    if turn.lane == LIVE:
-        return f"`ackline reset {turn.pipeline} --to OFFSET --reason …` (`--to floor` goes on where the ledger is)"
-    return f"end the backfill with `ackline backfill {turn.pipeline} --cancel …`, and choose its offsets in another one"
 
 
 def below(folder: str, table: StagedTable) -> StagedTable:
