@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, NoReturn
 
@@ -106,6 +107,9 @@ class PartitionAccount:
     """The turns whose plan found a commit of this ledger, with the length of the history at that time."""
     floors: dict[int, int] = field(default_factory=dict)
     """The floor after each settlement."""
+    cut: int | None = None
+    """The first offset below complete_to at which the log is another one than the one that was read; None if it is
+    whole. No run may go on there (S42)."""
     claims: dict[int, int] = field(default_factory=dict)
     """The offset of each claim. A settlement may raise the floor above it, over records that retention took first."""
 
@@ -162,10 +166,81 @@ class Turn:
         """Whether it was planned under at most once."""
         return self.plan is not None and self.plan.settings["guarantee"] == "at_most_once"
 
+    def copy(self) -> "Turn":
+        """Returns a copy that no later event changes."""
+        changing = {name: getattr(self, name).copy() for name in ("stored_by", "committed", "misread", "handed_out")}
+        return replace(self, **changing)
+
     def failures(self) -> tuple[int, int]:
         """Returns how many first attempts failed, and how many there are."""
         first = [row.outcome for _, row in rows_of(self.outcomes) if row.attempt == 1]
         return first.count("failed") + first.count("dropped"), len(first)
+
+
+TERMINAL = ("acked", "skipped", "dropped", "dead", "expired", "compacted", "lost")
+
+
+@dataclass(slots=True)
+class Coverage:
+    """Which offsets have a terminal outcome in any epoch of the lane, and from where on each record must have one
+    (I15). A key names the topic by its id: in another topic of the same name the same offsets are of other records."""
+
+    starts: dict[tuple[str, TopicPartition], int] = field(default_factory=dict)
+    """The lowest start of any epoch."""
+    settled: dict[tuple[str, TopicPartition], set[int]] = field(default_factory=dict)
+
+    def begin(self, topic_id: str, tp: TopicPartition, start: int) -> None:
+        """Notes that an epoch begins at an offset."""
+        key = topic_id, tp
+        self.starts[key] = min(self.starts.get(key, start), start)
+
+    def add(self, topic_id: str, tp: TopicPartition, row: Any) -> None:
+        """Adds a row that counts."""
+        if row.outcome in TERMINAL:
+            self.settled.setdefault((topic_id, tp), set()).update(range(row.offset, row.end))
+
+    def cut(self, topic_id: str, tp: TopicPartition, at: int) -> None:
+        """Notes that the log holds other records from an offset on that is below complete_to. Nothing is judged until
+        an epoch has begun in that log."""
+        self.starts.pop((topic_id, tp), None)
+        self.settled[topic_id, tp] = {o for o in self.settled.get((topic_id, tp), ()) if o < at}
+
+    def check(self, topic_id: str, tp: TopicPartition, floor: int, existing: Iterable[int], what: str) -> None:
+        """I15: each record from the lowest start to the newest floor has a terminal outcome in some epoch."""
+        start, settled = self.starts.get((topic_id, tp), floor), self.settled.get((topic_id, tp), set())
+        left = [offset for offset in existing if start <= offset < floor and offset not in settled]
+        if left:
+            broken("I15", f"after {what} the floor of {tp} is {floor}, and no epoch since {start} has settled {left}")
+
+
+class Cut(NamedTuple):
+    """A log that was set back to a copy: from the offset `at` on it holds other records. `since` is the length of the
+    history then."""
+
+    since: int
+    topic_id: str
+    tp: TopicPartition
+    at: int
+
+
+@dataclass(slots=True)
+class OfAllEpochs:
+    """What the oracle knows beside the account of each epoch."""
+
+    letters: set[tuple[int, TopicPartition, int]] = field(default_factory=set)
+    """The acknowledged dead letters, as (epoch, tp, offset)."""
+    coverage: Coverage = field(default_factory=Coverage)
+    cuts: list[Cut] = field(default_factory=list)
+    """All cuts of logs, also those of which a copy of the tables knows nothing."""
+
+    def copy(self) -> "OfAllEpochs":
+        """Returns a copy that no later event changes. The cuts stay: they are no part of the tables."""
+        return OfAllEpochs(set(self.letters), deepcopy(self.coverage), self.cuts)
+
+    def cut_since(self, index: int, topic_id: str, tp: TopicPartition) -> int:
+        """Returns the lowest offset from which on a log holds other records than it did; 2**62 if it holds the same."""
+        cuts = (cut.at for cut in self.cuts if cut.since >= index and (cut.topic_id, cut.tp) == (topic_id, tp))
+        return min(cuts, default=2**62)
 
 
 def spread(ranges: Iterable[Any]) -> dict[int, Any]:

@@ -4,11 +4,13 @@ Nothing here calls the ledger, the planning or the steps.
 """
 
 from collections.abc import Callable
+from copy import copy, deepcopy
 from typing import Any
 
 from ackline.ledger.offsets import TopicPartition
 from tests.chaos import plans
-from tests.chaos.account import PartitionAccount, Rules, Turn, Waiting, broken, rows_of, spread
+from tests.chaos.account import OfAllEpochs, PartitionAccount, Rules, Turn, Waiting, broken, rows_of, spread
+from tests.chaos.evidence import existing
 from tests.support.memory import TableCommit, World
 
 LENIENT = "-lenient"
@@ -23,15 +25,15 @@ def is_operator_void(run_id: str) -> bool:
 
 
 class Epoch:
-    """The account of one epoch. `letters` are the acknowledged dead letters of all epochs, as (epoch, tp, offset)."""
+    """The account of one epoch."""
 
     def __init__(
         self,
         world: World,
         rules: Rules,
         number: int,
-        letters: set[tuple[int, TopicPartition, int]],
         is_ours: Callable[[str], bool],
+        of_all: OfAllEpochs,
     ) -> None:
         self.world, self.rules, self.number, self.is_ours = world, rules, number, is_ours
         self.partitions: dict[TopicPartition, PartitionAccount] = {}
@@ -45,7 +47,14 @@ class Epoch:
         self.closed = False
         self.disturbed_at = -1
         """The length of the history when the group was last moved or joined from outside."""
-        self._letters = letters
+        self.of_all = of_all
+
+    def copy(self, of_all: OfAllEpochs) -> "Epoch":
+        """Returns a copy that no later event changes."""
+        copied = copy(self)
+        copied.partitions, copied.of_all = deepcopy(self.partitions), of_all
+        copied.turns = {n: turn.copy() for n, turn in self.turns.items()}
+        return copied
 
     def stored(self, event: TableCommit, index: int) -> None:
         """Judges a commit to a table and adds it to the account; `index` is its place in the history."""
@@ -75,7 +84,7 @@ class Epoch:
     def begin_next(self, reset: Turn) -> "Epoch":
         """Returns the epoch that a settled reset opens. It starts at the targets of the reset, and elsewhere at the
         floor."""
-        after = Epoch(self.world, self.rules, self.number + 1, self._letters, self.is_ours)
+        after = Epoch(self.world, self.rules, self.number + 1, self.is_ours, self.of_all)
         after.newest, self.closed = 0, True
         after.ack_position, after.ack_read_at = self.ack_position, self.ack_read_at
         for tp, account in self.partitions.items():
@@ -85,7 +94,19 @@ class Epoch:
             topic_id = planned.topic_id if planned else account.topic_id
             new = after.partitions[tp] = PartitionAccount(topic_id, start, account.paused)
             new.floors[0], new.acknowledged[0] = start, account.acknowledged[self.newest]
+            # Only a reset that has looked at the log begins in it.
+            new.cut = account.cut if planned is None or planned.log.leader_epoch is None else None
+            self.of_all.coverage.begin(topic_id, tp, start)
+        after.check_nothing_is_left_over(f"reset {self.newest} of epoch {self.number}")
         return after
+
+    def check_nothing_is_left_over(self, what: str) -> None:
+        """I15, after what has moved the floors or has begun this epoch."""
+        for tp, account in self.partitions.items():
+            log = self.world.log_of(account.topic_id, tp)
+            if log is not None:
+                offsets = existing(log, self.rules.isolation)
+                self.of_all.coverage.check(account.topic_id, tp, account.floor, offsets, what)
 
     # ---- what is stored before the settlement ---------------------------------------------------------------------
 
@@ -145,7 +166,7 @@ class Epoch:
         if self.trips(turn) and not turn.stored_by["decisions"].endswith(LENIENT):
             broken("S46", f"decisions {n} are stored, and the breaker allows no such turn: {turn.failures()}")
         for tp, row in rows_of(turn.decisions):
-            acknowledged = (self.number, tp, row.offset) in self._letters
+            acknowledged = (self.number, tp, row.offset) in self.of_all.letters
             if row.outcome == "dead" and self.rules.dead_letter_topic is not None and not acknowledged:
                 broken("I6", f"decisions {n} have dead for {tp} {row.offset}, whose letter was not acknowledged")
 
@@ -179,8 +200,10 @@ class Epoch:
                 committed = settled.committed if turn.plan is None else turn.plan.partitions[tp].committed
                 foreign = committed is not None and not self.is_ours(committed.metadata)
                 account.acknowledged[n] = committed.offset if foreign else None
+                self.of_all.coverage.begin(account.topic_id, tp, account.complete_to)
             self._take_state(n, tp, self.partitions[tp], settled)
             self._check_columns(n, tp, self.partitions[tp], settled)
+        self.check_nothing_is_left_over(f"{settlement.kind} {n} of epoch {self.number}")
 
     def _check_void(self, n: int, turn: Turn) -> None:
         if turn.plan.kind != "run" or "claim" in turn.stored_by:
@@ -206,6 +229,8 @@ class Epoch:
                     return True
                 if fresh and (log.start > fresh.start or log.readable_end(self.rules.isolation) < fresh.end):
                     return True
+                if self.of_all.cut_since(turn.planned_at, planned.topic_id, tp) < fresh.end:
+                    return True
         return False
 
     def _take_rows(self, n: int, turn: Turn) -> None:
@@ -218,6 +243,9 @@ class Epoch:
         for tp, row in rows_of(turn.decisions):
             if row.answer is not None:
                 self._take_attempt(tp, row)
+        for tp, row in (*rows_of(turn.outcomes), *rows_of(turn.decisions)):
+            if tp in self.partitions:
+                self.of_all.coverage.add(self.partitions[tp].topic_id, tp, row)
         if turn.plan is not None and turn.plan.kind in ("pause", "resume"):
             for tp in turn.plan.partitions:
                 self.partitions[tp].paused = turn.plan.kind == "pause"
@@ -259,7 +287,7 @@ class Epoch:
         if plan is not None and plan.kind in plans.MOVES and tp in plan.partitions:
             target = plan.partitions[tp].fresh.end
             if account.floor < target:
-                broken("I15", f"{plan.kind} {n} of {tp} to {target} leaves the floor at {account.floor}")
+                broken("I4", f"{plan.kind} {n} of {tp} to {target} leaves the floor at {account.floor}")
         account.floors[n] = account.floor
 
     def _check_columns(self, n: int, tp: TopicPartition, account: PartitionAccount, settled: Any) -> None:

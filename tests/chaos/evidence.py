@@ -2,10 +2,11 @@
 
 A world keeps what a real cluster forgets: here the log of each topic has every record that was ever readable, also if
 it has expired or was compacted. The clock of a world may be set back between a plan and its retries, which were due
-when they were planned; so no row is handled before its turn was planned. Three things are left out:
+when they were planned; so no row is handled before its turn was planned. Four things are left out:
 
-- The log of a topic that was deleted and created again. The epochs of the lane read different logs, and the checker
-  has one log for a topic. It still judges the rows of such a topic against each other.
+- The logs of which a lane has read another version, and no reset has taken over the one that is there. The checker
+  still judges the rows of such a partition against each other.
+- Handler calls and commits of a time from which the tables were set back to an older copy.
 - Dead letters. The oracle judges them, because only the history shows which decisions an acknowledgement came before.
   And the checker allows no letter of a record that is not dead, but here a fault may hide from settle that a letter
   has arrived, and then retention or an operator settles the record in another way.
@@ -14,7 +15,7 @@ when they were planned; so no row is handled before its turn was planned. Three 
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from ackline.ledger.turns import LIVE
 from ackline.tables.schemas import TABLES
 from ackline.verify.evidence import Evidence, Log
 from ackline.verify.evidence import TopicPartition as CheckedPartition
-from ackline.verify.read_tables import COLUMNS, OF_ANSWERS, OF_BACKFILLS
+from ackline.verify.read_tables import COLUMNS, OF_ANSWERS, OF_BACKFILLS, OF_LOGS
 from tests.chaos.account import Rules, rows_of
 from tests.support.memory import GroupCommit, HandlerCall, MemoryLog, World
 
@@ -34,13 +35,22 @@ Row = tuple[Any, ...]
 CALLS = pa.schema([("topic", pa.string()), *((name, pa.int64()) for name in ("partition", "offset", "attempt"))])
 
 
-def evidence_of(world: World, rules: Rules, lane: str = LIVE) -> Evidence:
-    """Returns the tables, logs, commits and handler calls of a lane in a world."""
-    calls = [event for event in world.history if isinstance(event, HandlerCall) and event.lane == lane]
+def evidence_of(
+    world: World,
+    rules: Rules,
+    lane: str = LIVE,
+    unlike: Collection[TopicPartition] = (),
+    lost: Collection[range] = (),
+) -> Evidence:
+    """Returns the tables, logs, commits and handler calls of a lane in a world, without the logs of the partitions
+    `unlike` and without the `lost` parts of the history."""
+    history = [event for at, event in enumerate(world.history) if not any(at in part for part in lost)]
+    calls = [event for event in history if isinstance(event, HandlerCall) and event.lane == lane]
+    own = {tp: committed for e in history if isinstance(e, GroupCommit) for tp, committed in e.offsets.items()}
     return Evidence(
         rules.pipeline,
         lane,
-        dict(_logs(world, rules, lane)),
+        {CheckedPartition(*tp): log for tp, log in _logs(world, rules, lane, own) if tp not in unlike},
         plans=_rows("plans", _plans(world, lane)),
         outcomes=_rows("outcomes", _outcomes(world, lane)),
         settlements=_rows("settlements", _settlements(world, lane)),
@@ -50,7 +60,7 @@ def evidence_of(world: World, rules: Rules, lane: str = LIVE) -> Evidence:
 
 
 def _rows(table: str, rows: Iterable[Row]) -> pa.Table:
-    names = [*COLUMNS[table], *OF_BACKFILLS.get(table, []), *OF_ANSWERS.get(table, [])]
+    names = [*COLUMNS[table], *(name for more in (OF_BACKFILLS, OF_ANSWERS, OF_LOGS) for name in more.get(table, []))]
     return _columns(pa.schema([TABLES[table].field(name) for name in names]), rows)
 
 
@@ -86,7 +96,8 @@ def _settlements(world: World, lane: str) -> Iterator[Row]:
             counts = list(settled.counts.items())
             ranges = None if settled.ranges is None else [(part.start, part.end) for part in settled.ranges]
             yield (lane, turn.epoch, turn.n, settlement.kind.value, *tp, settled.old_floor, state.floor,
-                   state.complete_to, pending, counts, settled.gaps, settlement.reason, ranges)  # fmt: skip
+                   state.complete_to, pending, counts, settled.gaps, settlement.reason, ranges,
+                   settled.topic_id, settled.leader_epoch)  # fmt: skip
 
 
 def _outcomes(world: World, lane: str) -> Iterator[Row]:
@@ -99,34 +110,43 @@ def _outcomes(world: World, lane: str) -> Iterator[Row]:
                    row.error_class, max(row.handled_at, planned_at), row.answer)  # fmt: skip
 
 
-def _logs(world: World, rules: Rules, lane: str) -> Iterator[tuple[CheckedPartition, Log]]:
-    topic_ids: dict[str, set[str]] = {}
-    for settlement in world.tables.settlements.values():
-        for tp, settled in settlement.partitions.items() if settlement.turn.lane == lane else ():
-            topic_ids.setdefault(tp.topic, set()).add(settled.known_topic_id)
-    own = {tp: committed for e in world.history if isinstance(e, GroupCommit) for tp, committed in e.offsets.items()}
-    for name, (topic_id, *others) in topic_ids.items():
-        topic = world.topics.get(name)
-        if others:
-            continue
-        if topic is None or topic.topic_id != topic_id:
-            topic = world.deleted_topics[topic_id]
-        for partition, log in topic.logs.items():
-            tp = TopicPartition(name, partition)
+def _logs(
+    world: World, rules: Rules, lane: str, own: Mapping[TopicPartition, Committed]
+) -> Iterator[tuple[TopicPartition, Log]]:
+    """Yields the log that each partition of the lane reads in its newest epoch, with the offset that the lane itself
+    has committed."""
+    topic_ids = {
+        tp: settled.known_topic_id
+        for settlement in world.tables.settlements.values()
+        for tp, settled in (settlement.partitions.items() if settlement.turn.lane == lane else ())
+    }
+    for tp, topic_id in topic_ids.items():
+        log = world.log_of(topic_id, tp)
+        if log is not None:
             committed = world.committed.get((rules.group, tp))
             is_own = committed is not None and committed == own.get(tp) and _ledger(world) in committed.metadata
-            yield CheckedPartition(*tp), _log(log, rules.isolation, committed if is_own else None)
+            yield tp, log_of(log, rules.isolation, committed if is_own else None)
 
 
 def _ledger(world: World) -> str:
     return world.tables.ids["settlements"]
 
 
-def _log(log: MemoryLog, isolation: str, committed: Committed | None) -> Log:
+def readable(log: MemoryLog, isolation: str) -> list[int]:
+    """Returns the offset of each record that was ever readable, also if it has expired or was compacted."""
     end = log.readable_end(isolation)
-    readable = [offset for offset in log.written if offset < end and log.original(offset, isolation)]
-    kept = np.array([offset for offset in readable if offset not in log.compacted], np.int64)
+    return [offset for offset in log.written if offset < end and log.original(offset, isolation)]
+
+
+def existing(log: MemoryLog, isolation: str) -> list[int]:
+    """Returns the offset of each record that a lane must settle: it is or was readable, and was not compacted."""
+    return [offset for offset in readable(log, isolation) if offset not in log.compacted]
+
+
+def log_of(log: MemoryLog, isolation: str, committed: Committed | None) -> Log:
+    """Returns a log as the checker reads it."""
+    end, kept = log.readable_end(isolation), np.array(existing(log, isolation), np.int64)
     # Of a compacted log the checker needs to know which offsets never were a record for a consumer.
-    never = np.setdiff1d(np.arange(end), readable) if log.compacted else None
+    never = np.setdiff1d(np.arange(end), readable(log, isolation)) if log.compacted else None
     offset, metadata = (committed.offset, committed.metadata) if committed else (None, "")
     return Log(0, end, kept, offset, metadata, never)

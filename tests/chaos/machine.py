@@ -10,9 +10,12 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
+from ackline.ledger.commit_rule import Committed
+from tests.chaos.config import GROUP
 from tests.chaos.programs import STEPS, Action, Backfill
+from tests.chaos.restores import Restores, parts
 from tests.chaos.stage import Stop
-from tests.chaos.world_changes import WorldChanges, orders, small
+from tests.chaos.world_changes import FAILS, orders, small
 from tests.support.memory import AFTER, BEFORE, READ
 
 SLOTS = 3
@@ -53,7 +56,7 @@ wholes = st.sampled_from(["run", "run", "dag"])
 voids = st.sampled_from(["void", "void", "voidpause"])
 
 
-class ChaosMachine(WorldChanges):
+class ChaosMachine(Restores):
     """The rules for processes, and what must hold. `steps` counts the steps of all machines of the class."""
 
     steps = 0
@@ -155,6 +158,65 @@ class ChaosMachine(WorldChanges):
             if not actor.over:
                 self.advance(actor, None)
                 self.oracle.check()
+
+    @rule(
+        where=small,
+        records=orders,
+        program=programs,
+        stop=st.one_of(st.none(), writes),
+        then=st.lists(st.one_of(wholes, wholes, actions, voids), min_size=1, max_size=3),
+        more=orders,
+        what=parts,
+        runs=st.integers(0, 3),
+        adopts=st.sampled_from([True, True, True, False]),
+    )
+    def goes_on_and_is_set_back(
+        self,
+        where: int,
+        records: list[Any],
+        program: str | Action | Backfill,
+        stop: Stop | None,
+        then: list[str | Action],
+        more: list[Any],
+        what: tuple[str, ...],
+        runs: int,
+        adopts: bool,
+    ) -> None:
+        """Takes a copy after a process, or in the middle of it; lets that process and others go to their ends; and sets
+        parts back to the copy."""
+        self.append(self.log(where), records)
+        first = self.spawn(program)
+        self.advance(first, stop)
+        copy = self.copy()
+        if not first.over:
+            self.advance(first, None)
+        self.append(self.log(where), more)
+        for other in then:
+            self.advance(self.spawn(other), None)
+        self.restore(copy, what)
+        self.runs_come(runs, adopts)
+
+    @rule(
+        where=small,
+        records=st.lists(st.sampled_from(FAILS), min_size=1, max_size=3),
+        more=orders,
+        how=st.sampled_from(["skip", "reset", "moved", "moved"]),
+        far=st.integers(-2, 4),
+    )
+    def passed_over(self, where: int, records: list[Any], more: list[Any], how: str, far: int) -> None:
+        """Lets records fail, and moves the lane over some of them: by an action, or by a run that follows the group."""
+        log, tp = self.log(where), self.tp(where)
+        self.append(log, records)
+        self.advance(self.spawn("run"), None)
+        self.append(log, more)
+        target = max(log.start, log.end - len(more) + far)
+        if how == "moved":
+            self.oracle.disturbed()
+            self.world.committed[GROUP, tp] = Committed(target, "")
+            self.advance(self.spawn("run"), None)
+        else:
+            self.advance(self.spawn(Action(how, self.tps().index(tp), target - log.start, whole=False)), None)
+        self.advance(self.spawn("run"), None)
 
     @precondition(lambda self: self.actors)
     @rule(which=small)

@@ -20,8 +20,8 @@ from ackline.lane.commit import CommitResult
 from ackline.ledger.answers import Ignored
 from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.fold import OutcomeRow, PartitionState
-from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.outcomes import AnswerKind, ErrorClass, Outcome
+from ackline.ledger.offsets import OffsetRange, TopicPartition, arrays_of
+from ackline.ledger.outcomes import AnswerKind, ErrorClass, Outcome, RangeRows
 from ackline.ledger.turns import (
     AnswerReport,
     Marker,
@@ -194,20 +194,58 @@ def operator_loss_not_marked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryStore, "_marks", lambda *_: [])
 
 
-def reset_leaves_no_rows(patch: pytest.MonkeyPatch) -> None:
-    """A reset records nothing of what it passes over, so no epoch has an outcome of it (I15)."""
-    decided, folded = decide.decide, decide.states_after
+def _passes_over(patch: pytest.MonkeyPatch, is_broken: Callable[[Plan], bool], pending: bool, unread: bool) -> None:
+    """Lets the plans that `is_broken` chooses move the lane to their targets without a row of what is pending or unread
+    below, as if nothing was there."""
+    decided, folded = decide.skipped_by, decide.states_after
 
-    def decide_nothing(adapters: Adapters, plan: Plan, *rest: Any) -> tuple[Any, Any]:
-        return ({}, None) if plan.kind is TurnKind.RESET else decided(adapters, plan, *rest)
+    def skipped_by(plan: Plan, before: Settlement, *rest: Any) -> dict[TopicPartition, RangeRows]:
+        rows = decided(plan, before, *rest)
+        if not is_broken(plan):
+            return rows
+        kept = {}
+        for tp, decisions in rows.items():
+            complete_to = before.partitions[tp].state.complete_to
+            parts = [(row.offset, min(row.end, complete_to)) for row in decisions if not pending]
+            parts += [(max(row.offset, complete_to), row.end) for row in decisions if not unread]
+            ranges = arrays_of([OffsetRange(start, end) for start, end in parts if start < end])
+            kept[tp] = replace(decisions, ranges=ranges)
+        return kept
 
     def states_after(plan: Plan, before: Settlement, *rest: Any) -> dict[TopicPartition, PartitionState]:
-        if plan.kind is TurnKind.RESET:
-            return {tp: settled.state for tp, settled in before.partitions.items()}
-        return folded(plan, before, *rest)
+        if not is_broken(plan):
+            return folded(plan, before, *rest)
+        states = {tp: settled.state for tp, settled in before.partitions.items()}
+        for tp, planned in plan.partitions.items():
+            state, target = states[tp], planned.fresh.end
+            left = state.pending.minus(arrays_of([OffsetRange(0, target)]))
+            states[tp] = replace(state, complete_to=max(state.complete_to, target), pending=left)
+        return states
 
-    patch.setattr(settle, "decide", decide_nothing)
+    patch.setattr(decide, "skipped_by", skipped_by)
     patch.setattr(settle, "states_after", states_after)
+
+
+def reset_leaves_no_rows(patch: pytest.MonkeyPatch) -> None:
+    """A reset records nothing of what it passes over, so no epoch has an outcome of it (I15)."""
+    _passes_over(patch, lambda plan: plan.kind is TurnKind.RESET, pending=True, unread=True)
+
+
+def reset_forgets_pending(patch: pytest.MonkeyPatch) -> None:
+    """A reset records what it passes over unread, and nothing of what is pending below its target (I15)."""
+    _passes_over(patch, lambda plan: plan.kind is TurnKind.RESET, pending=True, unread=False)
+
+
+def follow_leaves_no_rows(patch: pytest.MonkeyPatch) -> None:
+    """A run that follows a moved group records nothing of what it passes over (I15)."""
+    _passes_over(patch, lambda plan: plan.reason.startswith("the group was moved"), pending=True, unread=True)
+
+
+def adoption_leaves_no_rows(patch: pytest.MonkeyPatch) -> None:
+    """At most once: an adoption that skips to the commit of another ledger records nothing of what it passes (I15)."""
+    _passes_over(
+        patch, lambda plan: plan.kind is TurnKind.SKIP and plan.run_id.startswith("adopt"), pending=True, unread=True
+    )
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
@@ -221,7 +259,8 @@ OTHERS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     for mutant in (
         *(claim_without_commit, start_marker_ignored, actions_acknowledge_nothing, resume_forgets_pending),
         *(rows_without_the_first, metadata_without_epoch, breaker_never_trips, parked_not_committed),
-        *(void_beside_a_claim, waiver_ignored, operator_loss_not_marked, reset_leaves_no_rows),
+        *(void_beside_a_claim, waiver_ignored, operator_loss_not_marked),
+        *(reset_leaves_no_rows, reset_forgets_pending, follow_leaves_no_rows, adoption_leaves_no_rows),
     )
 }
 

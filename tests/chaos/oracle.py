@@ -12,12 +12,15 @@ calls the ledger, the planning or the steps.
 """
 
 import json
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from ackline.ledger.commit_rule import Committed
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE
 from ackline.verify.check import judge
 from tests.chaos import answers
-from tests.chaos.account import PartitionAccount, Rules, Turn, Violation, broken, spread
+from tests.chaos.account import Cut, OfAllEpochs, PartitionAccount, Rules, Turn, Violation, broken, spread
 from tests.chaos.epoch import LENIENT, Epoch
 from tests.chaos.evidence import evidence_of
 from tests.chaos.outside import Outside
@@ -33,19 +36,46 @@ def ledger_of(metadata: str) -> str | None:
         return None
 
 
+class Lost(NamedTuple):
+    """A part of the history that happened for no table, because these were set back to an older copy. `newest` is the
+    newest turn, as (epoch, n), that the copy has settled."""
+
+    part: range
+    newest: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the oracle knows of the tables at one moment. `at` is the length of the history then."""
+
+    epochs: list[Epoch]
+    lost: list[Lost]
+    at: int
+
+
 class Oracle:
     """Judges one lane: `check` judges what was written since its last call. Raises Violation."""
 
     def __init__(self, world: World, rules: Rules, outside: Outside | None = None) -> None:
         self.world, self.rules, self.outside = world, rules, outside
-        self._letters: set[tuple[int, TopicPartition, int]] = set()
-        self.epochs = [Epoch(world, rules, 0, self._letters, self.is_ours)]
+        self.epochs = [Epoch(world, rules, 0, self.is_ours, OfAllEpochs())]
         self._next = 0
+        self._lost: list[Lost] = []
+        self._made: dict[tuple[TopicPartition, Committed], int] = {}
+        """When each commit was made last, as a place in the history."""
+        self._passed: dict[tuple[str, TopicPartition], int] = {}
+        """Up to where a newer copy of the tables has committed the group, by topic id: at most once, a run of this one
+        may not hand that out again (I7)."""
 
     @property
     def partitions(self) -> dict[TopicPartition, PartitionAccount]:
         """The partitions of the newest epoch."""
         return self.epochs[-1].partitions
+
+    @property
+    def of_all(self) -> OfAllEpochs:
+        """What is known beside the account of each epoch."""
+        return self.epochs[-1].of_all
 
     @property
     def open(self) -> Turn | None:
@@ -56,6 +86,48 @@ class Oracle:
     def disturbed(self) -> None:
         """Notes that the group is moved or joined from outside now: claimed records may be lost by it."""
         self.epochs[-1].disturbed_at = len(self.world.history)
+        self.commits_are_gone()
+
+    def commits_are_gone(self) -> None:
+        """Notes that the group may not show any more what a newer copy of the tables has committed."""
+        self._passed.clear()
+
+    # ---- copies ---------------------------------------------------------------------------------------------------
+
+    def account(self) -> "Account":
+        """Returns what is known of the tables as they are now."""
+        of_all = self.of_all.copy()
+        return Account([epoch.copy(of_all) for epoch in self.epochs], list(self._lost), len(self.world.history))
+
+    def set_back(self, account: "Account") -> None:
+        """Notes that the tables are set back to the copy of which this is the account."""
+        self.commits_are_gone()
+        newest = (len(account.epochs) - 1, account.epochs[-1].newest)
+        of_all = account.epochs[-1].of_all.copy()
+        self.epochs = [epoch.copy(of_all) for epoch in account.epochs]
+        self._lost = [*account.lost, Lost(range(account.at, len(self.world.history)), newest)]
+        for cut in of_all.cuts:
+            if cut.since >= account.at:
+                self._apply(cut)
+        for tp, of in self.partitions.items():
+            committed = self.world.committed.get((self.rules.group, tp))
+            metadata = json.loads(committed.metadata) if committed and self.is_ours(committed.metadata) else None
+            if committed is not None and metadata and (metadata["epoch"], metadata["n"]) > newest:
+                self._passed[of.topic_id, tp] = committed.offset
+
+    def cut(self, topic_id: str, tp: TopicPartition, at: int) -> None:
+        """Notes that a log holds other records from an offset on."""
+        self.of_all.cuts.append(Cut(len(self.world.history), topic_id, tp, at))
+        self._apply(self.of_all.cuts[-1])
+
+    def _apply(self, cut: Cut) -> None:
+        account = self.partitions.get(cut.tp)
+        self._passed.pop((cut.topic_id, cut.tp), None)
+        if account is not None and account.topic_id == cut.topic_id and account.complete_to > cut.at:
+            account.cut = cut.at if account.cut is None else min(account.cut, cut.at)
+            self.of_all.coverage.cut(cut.topic_id, cut.tp, cut.at)
+
+    # ---- the history ----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Judges the new part of the history."""
@@ -90,9 +162,16 @@ class Oracle:
         """Lets the independent checker judge a lane as it is now."""
         if not any(turn.lane == lane for turn in self.world.tables.settlements):
             return  # there is no such lane yet
-        evidence = evidence_of(self.world, self.rules, lane)
+        evidence = evidence_of(self.world, self.rules, lane, self._unlike(lane), [lost.part for lost in self._lost])
         if violations := judge(evidence, max_retries=self.rules.max_retries).violations:
             raise Violation("\n".join(violations))
+
+    def _unlike(self, lane: str) -> set[TopicPartition]:
+        """Returns the partitions whose log is not the one that the lane has read, and those of which that is not
+        known."""
+        if lane != LIVE:
+            return {cut.tp for cut in self.of_all.cuts}
+        return {tp for tp, account in self.partitions.items() if account.cut is not None}
 
     def is_ours(self, metadata: str) -> bool:
         """Returns whether the metadata of a commit names this ledger, by the id that it had at the event that is
@@ -116,6 +195,7 @@ class Oracle:
         epoch.stored(event, self._next)
         turn = epoch.turns[event.number]
         if part == "settlement" and turn.settlement.kind == "reset":
+            self.commits_are_gone()  # an operator has decided where the lane goes on
             self.epochs.append(epoch.begin_next(turn))
 
     # ---- the handler, the letters, the group ----------------------------------------------------------------------
@@ -130,8 +210,11 @@ class Oracle:
             broken("I7", f"{call.run_id} hands out {call.tp} {call.offset}; {parts}")
         if turn.once:
             self._check_called_once(call)
+            if call.offset < self._passed.get((call.topic_id, call.tp), 0):
+                broken("I7", f"{call.run_id} hands out {call.tp} {call.offset}, which a newer copy has committed over")
         turn.handed_out.add((call.tp, call.offset))
-        if call.topic_id != planned.topic_id:
+        is_other = call.offset >= self.of_all.cut_since(turn.planned_at, call.topic_id, call.tp)
+        if call.topic_id != planned.topic_id or is_other:
             turn.misread.add((call.run_id, call.tp))  # the topic was created again while it was read: no row may count
             return
         fresh = planned.fresh
@@ -167,7 +250,7 @@ class Oracle:
         if int(headers["timestamp"]) != record.timestamp:
             broken("I6", f"the letter of {tp} {offset} has another timestamp than the record")
         if letter.acknowledged:
-            self._letters.add((epoch.number, tp, offset))
+            self.of_all.letters.add((epoch.number, tp, offset))
 
     def _committed(self, commit: GroupCommit) -> None:
         turns = set()
@@ -186,6 +269,7 @@ class Oracle:
             if turn < commit.newest_settlement:
                 broken("I3", f"{what}, and had seen settlement {commit.newest_settlement}")
             self._check_overwritten(commit, tp, turn, account)
+            self._made[tp, committed] = self._next - 1
             if n in epoch.turns:
                 epoch.turns[n].committed.add(tp)
         for number, n in turns:
@@ -213,6 +297,9 @@ class Oracle:
             metadata = json.loads(before.metadata)
             if (metadata["epoch"], metadata["n"]) > turn:
                 broken("I3", f"{commit.run_id} commits {tp} for {turn} over {before}")
+            made = self._made.get((tp, before), -1)
+            if any(made in lost.part and (metadata["epoch"], metadata["n"]) > lost.newest for lost in self._lost):
+                broken("I3", f"{commit.run_id} commits {tp} for {turn} over {before}, of a newer copy of the ledger")
             return
         if self.rules.on_external_reset == "restore" and foreign(self.epochs[-1], before):
             return

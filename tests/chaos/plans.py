@@ -71,6 +71,11 @@ def _check_run(epoch: "Epoch", n: int, plan: Any) -> None:
     retries = due = total = 0
     for tp, planned in plan.partitions.items():
         account = epoch.partitions[tp]
+        if account.cut is not None and (planned.fresh or planned.retries):
+            # No client finds a cut after which retention has removed every record up to complete_to.
+            if planned.log.start < account.complete_to:
+                broken("S42", f"plan {n} reads {tp}, whose log holds other records from {account.cut} on")
+            account.cut = None
         _check_unread(n, tp, account, planned, plan.settings)
         _check_fresh(epoch, n, tp, account, planned, plan.settings)
         attempts = spread(planned.retries)

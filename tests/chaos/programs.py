@@ -147,7 +147,7 @@ class Action:
         return {tp: runs for tp, runs in pending.items() if len(runs)}
 
     def _targets(self, world: World, newest: Settlement) -> Targets:
-        """Returns the targets that the command would choose. A reset leaves the other partitions at their floor."""
+        """Returns the targets that the command would choose."""
         tps = sorted(newest.partitions)
         chosen = tps if self.whole else tps[self.where % max(len(tps), 1) :][:1]
         if not chosen:
@@ -155,8 +155,7 @@ class Action:
         if self.to == "pending" or self.kind == "retry":
             return self._pending(newest, chosen)
         floors = {tp: settled.state.floor for tp, settled in newest.partitions.items()}
-        targets = {tp: self._target(world, tp, floors[tp]) for tp in chosen}
-        return floors | targets if self.kind == "reset" else targets
+        return {tp: self._target(world, tp, floors[tp]) for tp in chosen}
 
     def _target(self, world: World, tp: TopicPartition, floor: int) -> int:
         log = world.log(tp)

@@ -1,6 +1,7 @@
 """The state of one chaos test: a world, a pipeline and its processes; and the end, once all faults have stopped."""
 
 import json
+import re
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -44,6 +45,8 @@ NO_ADOPTION = "is taken: the lane has moved since"
 """A part of the error of an adoption whose turn another process has taken."""
 NO_VOID = ("is not open any more", "no file of them is lost or damaged")
 """Parts of errors of an operator's void: another process has closed the turn, or its handler has reported."""
+RESET_TO = r"was truncated.* --to (earliest|\d+) "
+"""The target of the reset that is the way on in a log which was cut."""
 Stop = tuple[str, str]
 """(operation, when) at which a process stops; "" stands for any."""
 RAISES = {"KeyError": KeyError, "TimeoutError": TimeoutError}
@@ -75,6 +78,8 @@ class Stage(RuleBasedStateMachine):
             first = TopicPartition(TOPICS[0], 0)
             self.world.committed[GROUP, first] = Committed(config.first_records // 2, config.commit_before)
         self.settings = config.settings()
+        self.copies: list[Any] = []
+        """Copies of the world, for rules that set parts of it back."""
         self.outside = Outside(self.world, config.partitions)
         self.oracle = Oracle(self.world, config.rules(), self.outside)
         handle = self.world.handle
@@ -246,6 +251,9 @@ class Stage(RuleBasedStateMachine):
             return
         if delete_commit and isinstance(error, AcklineError) and error.topic and error.partition is not None:
             del self.world.committed[GROUP, TopicPartition(error.topic, error.partition)]
+            self.oracle.commits_are_gone()
+        elif isinstance(error, TopicChanged) and (target := re.search(RESET_TO, str(error))):
+            self.reset(TopicPartition(error.topic or "", error.partition or 0), target[1])
         elif isinstance(error, TopicChanged) and self.recreated:
             left = [topic for topic in self.subscribed if topic != error.topic]
             self.subscribed = left or [topic for topic in TOPICS if topic != error.topic]
@@ -259,6 +267,16 @@ class Stage(RuleBasedStateMachine):
             or (isinstance(error, GroupMoved) and policy == "follow")
         ):
             broken("I12", f"after the faults stopped, {actor.name} ended with {type(error).__name__}: {error}")
+
+    def reset(self, tp: TopicPartition, to: str) -> None:
+        """Begins a new epoch of one partition, as a run advises. It may be refused while a turn is open."""
+        log = self.world.log(tp)
+        assert log is not None
+        target: int | str = to if to == "earliest" else max(int(to) - log.start, 0)
+        actor = self.spawn(Action("reset", self.tps().index(tp), target, whole=False))
+        actor.advance(None)
+        self.oracle.check()
+        self.check_error(actor)
 
     def adopts(self) -> bool:
         """Adopts the ledger, as the error of a run advises; returns False if that is refused while a turn is open."""

@@ -148,6 +148,7 @@ class WorldChanges(Stage):
 
     def group_is_mended(self) -> None:
         """Removes members from the group, and commits that are not of this lane."""
+        self.oracle.commits_are_gone()
         self.world.members = []
         newest = (len(self.oracle.epochs) - 1, self.oracle.epochs[-1].newest)
         for key, committed in list(self.world.committed.items()):

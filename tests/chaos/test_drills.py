@@ -1,0 +1,190 @@
+"""Restore drills: whatever is set back to an older copy, the lane goes on whole, or stops and names what decides.
+
+`MATRIX` is the table in docs/runbook.md. A drill fails if a run goes on in silence with rows missing or doubled, if an
+error names no command, or if the command that it names does not lead to the end of the log.
+"""
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ackline.outputs.checks import older_copies_of_backfills
+from tests.chaos import drill_handlers
+from tests.chaos.drill import Drill
+from tests.support.memory_lane import FAILS_ONCE, OK
+
+WHOLE, MISSING, TWICE = "each row once", "rows are missing", "rows are there twice"
+ADOPT, RESET = ("adopt-ledger",), ("reset",)
+MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], set[str]]] = {
+    ("audit",): (ADOPT, {TWICE}),
+    ("outputs",): (RESET, {MISSING}),
+    ("topics",): (RESET, {TWICE}),
+    ("made again",): (RESET, {TWICE}),
+    ("group",): ((), {WHOLE}),
+    ("file",): ((), {WHOLE}),
+    ("audit", "outputs"): (ADOPT, {WHOLE}),
+    ("audit", "topics"): (ADOPT, {TWICE}),
+    ("audit", "made again"): (RESET, {TWICE}),
+    ("audit", "group"): (RESET, {TWICE}),
+    ("audit", "file"): (ADOPT, {TWICE}),
+    ("outputs", "topics"): (RESET, {MISSING}),
+    ("outputs", "made again"): (RESET, {MISSING, TWICE}),
+    ("outputs", "group"): (RESET, {MISSING}),
+    ("outputs", "file"): (RESET, {MISSING}),
+    ("topics", "group"): (RESET, {TWICE}),
+    ("topics", "file"): (RESET, {TWICE}),
+    ("made again", "group"): (RESET, {TWICE}),
+    ("made again", "file"): (RESET, {TWICE}),
+    ("group", "file"): ((), {WHOLE}),
+}
+"""By what is set back: the commands that the errors advise, and what the output table holds at the end."""
+
+
+DEEP = [parts for parts in MATRIX if len(parts) == 2 and parts not in (("audit", "outputs"), ("audit", "group"))]
+DRILLS = [pytest.param(parts, marks=[pytest.mark.deep] * (parts in DEEP), id=" and ".join(parts)) for parts in MATRIX]
+MIDDLE = [("audit",), ("outputs",), ("audit", "outputs"), ("audit", "group")]
+MakeDrill = Callable[..., Drill]
+
+
+@pytest.fixture
+def drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeDrill:
+    return lambda **options: Drill(tmp_path, monkeypatch, **options)
+
+
+def rows_of(drill: Drill) -> set[str]:
+    """What the output table holds of the acked records of the live lane."""
+    rows = drill.rows()
+    found = {MISSING} if drill.acked() - set(rows) else set()
+    return (found | ({TWICE} if any(number > 1 for number in rows.values()) else set())) or {WHOLE}
+
+
+def is_whole(drill: Drill, rows: set[str]) -> None:
+    """Each record has its one terminal outcome, and the table what is expected."""
+    assert rows_of(drill) == rows
+    unpublished = r"I16.* (is not in|output table totals has no turn)"
+    violations = [line for line in drill.violations() if MISSING not in rows or not re.match(unpublished, line)]
+    assert violations == []
+
+
+@pytest.mark.parametrize("parts", DRILLS)
+def test_what_is_set_back_goes_on_or_is_decided_by_the_command_that_the_error_names(
+    parts: tuple[str, ...], drill: MakeDrill
+) -> None:
+    commands, rows = MATRIX[parts]
+    done = drill().until("between turns").goes_on().restore(*parts).recover()
+    assert tuple(done.commands) == commands
+    is_whole(done, rows)
+    backfills = older_copies_of_backfills(done.lane.adapters().store)
+    assert list(backfills) == (["backfill-b"] if ("audit" in parts) != ("outputs" in parts) else [])
+    ended = "settled" if "audit" not in parts or "outputs" in parts else "cancelled"
+    assert done.end_backfill() == ended
+    assert done.violations("backfill-b") == [] or "outputs" in parts
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "parts", [("audit",), ("outputs",), ("audit", "outputs"), ("audit", "group")], ids=" and ".join
+)
+@pytest.mark.parametrize("moment", ["planned", "replayed", "settled"])
+def test_a_copy_from_the_middle_of_a_turn_takes_one_more_command_at_most(
+    moment: str, parts: tuple[str, ...], drill: MakeDrill
+) -> None:
+    commands, rows = MATRIX[parts]
+    done = drill().until(moment).goes_on().restore(*parts).recover()
+    assert done.commands in (list(commands), ["void", *commands])
+    is_whole(done, rows)
+
+
+@pytest.mark.parametrize(
+    ("moment", "parts", "commands", "rows"),
+    [
+        ("between turns", ("audit",), ADOPT, {WHOLE}),
+        ("claimed", ("audit",), ("void", *ADOPT), {WHOLE}),
+        *(
+            pytest.param(*case, marks=pytest.mark.deep)
+            for case in [
+                ("planned", ("audit",), ("void", *ADOPT), {WHOLE}),
+                ("replayed", ("audit",), ("void", *ADOPT), {WHOLE}),
+                ("settled", ("audit",), ("void", *ADOPT), {WHOLE}),
+                ("between turns", ("outputs",), RESET, {MISSING}),
+                ("claimed", ("audit", "outputs"), ADOPT, {WHOLE}),
+                ("between turns", ("group",), (), {WHOLE}),
+            ]
+        ),
+    ],
+)
+def test_i7_at_most_once_no_record_is_handed_out_again_by_what_was_set_back(
+    moment: str, parts: tuple[str, ...], commands: tuple[str, ...], rows: set[str], drill: MakeDrill
+) -> None:
+    done = drill(once=True).until(moment).goes_on().restore(*parts).recover()
+    assert tuple(done.commands) == commands
+    is_whole(done, rows)
+    live = Counter(offset for _, offset, _ in drill_handlers.CALLS)
+    of_backfill = 1
+    assert [offset for offset, calls in live.items() if calls > 1 + (offset < 5) * of_backfill] == []
+
+
+@pytest.mark.parametrize("reset", [8, pytest.param(12, marks=pytest.mark.deep)])
+def test_an_older_copy_of_a_table_is_found_although_an_epoch_has_begun_since(reset: int, drill: MakeDrill) -> None:
+    done = drill().until("between turns").goes_on(reset=reset).restore("outputs").recover()
+    assert done.commands == ["reset"]
+    assert "holds no turn of lane live, epoch 1, but older ones of the lane" in done.told[-2]
+    done.lane.produce(OK)
+    done.recover()
+    assert done.commands == ["reset"], "the reset has taken the table as it is"
+
+
+def test_a_copy_that_lacks_only_the_newest_turn_of_a_table_is_found(drill: MakeDrill) -> None:
+    done = drill().until("between turns").goes_on(turns=0).restore("outputs").recover()
+    assert done.commands == ["reset"]
+
+
+def test_an_older_copy_of_a_table_is_found_behind_the_adoption_of_a_copy_that_is_less_old(drill: MakeDrill) -> None:
+    done = drill().until("between turns")
+    shutil.copytree(done.live / "outputs", done.folder / "outputs")
+    done.lane.run()
+    done.take_copy().goes_on().restore("audit")
+    shutil.rmtree(done.live / "outputs")
+    shutil.copytree(done.folder / "outputs", done.live / "outputs")
+    done.recover()
+    assert done.commands == ["adopt-ledger", "reset"]
+
+
+def test_a_reset_that_another_error_has_advised_names_the_table_that_is_an_older_copy(drill: MakeDrill) -> None:
+    done = drill().until("between turns").goes_on().restore("outputs", "topics").recover()
+    assert "--partition 0 --to" in done.told[-2]
+    assert (
+        "The output table totals holds turn 2 of lane live, epoch 0, and the ledger has published turn" in done.told[-1]
+    )
+    assert "Records that are handled again publish their rows there again" in done.told[-1]
+
+
+def test_a_reset_to_the_floor_of_the_copy_publishes_the_rows_again_that_the_older_table_lacks(drill: MakeDrill) -> None:
+    begun = drill().until("between turns")
+    floor = begun.lane.floor()
+    done = begun.goes_on().restore("outputs").recover(str(floor))
+    assert done.acked() <= set(done.rows())
+
+
+MORE = {"from": "source", "table": "more"}
+OLDER_FILES: dict[str, tuple[dict[str, Any], tuple[str, ...], set[str]]] = {
+    "another table": ({"outputs": [{"from": "source", "table": "more"}]}, (), {MISSING}),
+    "another guarantee": ({"guarantee": "no_guarantee", "ack_topic": None, "in_flight": None}, RESET, {WHOLE}),
+}
+
+
+@pytest.mark.parametrize("older", OLDER_FILES)
+def test_an_older_file_is_refused_where_it_would_drop_what_is_pending_and_otherwise_does_what_it_says(
+    older: str, drill: MakeDrill
+) -> None:
+    settings, commands, rows = OLDER_FILES[older]
+    done = drill(older=settings).until("between turns").goes_on()
+    done.lane.produce(FAILS_ONCE)
+    done.lane.run()
+    done.restore("file").recover()
+    assert (tuple(done.commands), rows_of(done)) == (commands, rows)
