@@ -29,7 +29,7 @@ MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], set[str]]] = {
     ("file",): ((), {WHOLE}),
     ("audit", "outputs"): (ADOPT, {WHOLE}),
     ("audit", "topics"): (ADOPT, {TWICE}),
-    ("audit", "made again"): (RESET, {TWICE}),
+    ("audit", "made again"): ((*RESET, *ADOPT), {TWICE}),
     ("audit", "group"): (RESET, {TWICE}),
     ("audit", "file"): (ADOPT, {TWICE}),
     ("outputs", "topics"): (RESET, {MISSING}),
