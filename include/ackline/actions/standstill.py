@@ -19,6 +19,7 @@ from ackline.errors import (
     TopicChanged,
     TransientError,
     command_of,
+    counted,
 )
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import void_advice
@@ -199,9 +200,9 @@ def _keeps_back(
         number, command = sum(letters.values()), f"ackline doctor {adapters.pipeline.name}"
         return StandsStill(
             reason=DEAD_LETTERS,
-            sentence=f"the topic {topic} has not acknowledged {_letters(number)} ({waiting}), so the records hold "
-            f"their floors. Each run sends them again, and its log has the broker's reason. Mend the topic; "
-            f"`{command}` checks it",
+            sentence=f"the topic {topic} has not acknowledged {counted(number, 'dead letter')} ({waiting}), so the "
+            f"records hold their floors. Each run sends them again, and its log has the broker's reason. Mend the "
+            f"topic; `{command}` checks it",
             command=command,
             partial=True,
         )
@@ -227,10 +228,6 @@ def _keeps_back(
         command=command,
         partial=len(paused) < len(lane),
     )
-
-
-def _letters(number: int) -> str:
-    return "1 dead letter" if number == 1 else f"{number:,} dead letters"
 
 
 def _without_leader(adapters: Adapters, lane: Iterable[TopicPartition]) -> list[TopicPartition]:
