@@ -239,7 +239,7 @@ def test_counts_and_lag_are_sent_although_the_commit_is_refused(
     monkeypatch.setattr(operators, "opened", lambda *_: contextlib.nullcontext(adapters))
     step = operators.SettleOperator(task_id="settle", pipeline=adapters.pipeline)
     with pytest.raises(AirflowFailException, match="live members"):
-        step.execute({"ti": SimpleNamespace(xcom_pull=lambda **_: None)})  # type: ignore[typeddict-item]
+        step.execute({"run_id": "run", "ti": SimpleNamespace(xcom_pull=lambda **_: None)})  # type: ignore[typeddict-item]
     assert (sent.sums("incr")["ackline.partition.acked"], sent.sums("gauge")["ackline.topic.lag"]) == (2, 3)
 
 

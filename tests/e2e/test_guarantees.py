@@ -67,4 +67,4 @@ def test_without_rows_the_counts_are_stored_and_the_checker_judges_by_them(lab: 
     assert (lane.settled().gaps, lane.committed()) == (0, 6)
     assert lane.run().calls == 0
     lane.judge(settled=True)
-    assert "record_outcomes: false" in lane.ackline("audit", lane.name).stderr
+    assert "record_outcomes: false" in lane.ackline("audit", lane.name).stdout

@@ -32,7 +32,8 @@ def test_s68_acked_records_have_their_rows_and_a_row_that_does_not_fit_fails_its
     lane.run()
     assert [row for row in lane.rows() if row.outcome == "acked"] == [Row(n, 1, "acked") for n in (0, 2, 3)]
     messages = {row["offset"]: row["error_message"] for row in lane.table("outcomes") if row["error_class"]}
-    assert messages[4] == "step price: a row does not fit the table rejected: its product is no string"
+    wrong = "its product is no string (it is of type int)"
+    assert messages[4] == f"step price: a row does not fit the table rejected: {wrong}"
     assert rows_of(lane, "order_totals") == [of_record(lane, 0, order="o0", sum=7.5)]
     assert rows_of(lane, "rejected") == [of_record(lane, 3, order="o3", product="wrong", amount=1)]
     assert rows_of(lane, "counts") == [of_record(lane, n, order=f"o{n}", items=i) for n, i in ((0, 2), (2, 0), (3, 1))]

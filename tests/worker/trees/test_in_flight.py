@@ -91,7 +91,7 @@ def record_of() -> Record:
         ([InFlight(), Emit("x"), InFlight()], "yielded InFlight twice"),
         ([Emit("x"), InFlight(timedelta(0))], "no timedelta above zero"),
         ([Emit("x"), InFlight("soon")], "no text such as 30s"),
-        ([Emit("x"), InFlight], "yielded type"),
+        ([Emit("x"), InFlight], r"yielded InFlight; yield InFlight\(\)"),
     ],
 )
 @pytest.mark.usefixtures("in_flight")
