@@ -1,15 +1,9 @@
-"""Adds to Airflow: the page below /ackline, its menu entry, its tabs on DAGs and runs, and its link on each task."""
+"""Adds the page to an Airflow that reads this folder. Where the package is installed, its entry point does that, and
+Airflow would report a second plugin of the same name."""
 
-from airflow.plugins_manager import AirflowPlugin
+from importlib.metadata import entry_points
 
-from ackline.airflow.dags import PAGE, AuditLink, external_views
-from ackline.ui.app import page
+if not entry_points(group="airflow.plugins", name="ackline"):
+    from ackline.ui.plugin import AcklinePlugin
 
-
-class AcklinePlugin(AirflowPlugin):
-    """Registers the page, its views and its links. Airflow reads these attributes."""
-
-    name = "ackline"
-    fastapi_apps = [{"app": page, "url_prefix": PAGE, "name": "Ackline"}]  # noqa: RUF012
-    external_views = external_views()
-    operator_extra_links = [AuditLink()]  # noqa: RUF012
+    __all__ = ["AcklinePlugin"]

@@ -1,14 +1,18 @@
 """Parsing DAG files is cheap, opens no socket, and makes the DAGs of all valid pipeline files beside a broken one."""
 
 import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable
 
-from ackline.airflow.dags import broken_files, make_dags
+from ackline.airflow.dags import all_dags, broken_files, make_dags
+from ackline.airflow.driver_hook import driver_environment
 from ackline.airflow.operate import OPERATE_PREFIX, operate_dag
+from ackline.airflow.operators import use_folder_of
+from ackline.pipeline.folder import load_pipeline, pipelines_folder
 from tests.airflow.project import Project, parsed
 
 FILES = ("replay.py", "broken_pipelines.py")
@@ -46,6 +50,25 @@ def test_parsing_opens_no_socket_loads_nothing_heavy_and_is_quick(here: Project)
 def test_parsing_opens_no_socket_and_loads_nothing_heavy(file: str, dag_id: str) -> None:
     result = parsed(f"{file}.py")
     assert (result["dags"], result["heavy"], result["opened"]) == ([dag_id], [], [])
+
+
+def test_three_lines_make_the_dags_of_all_valid_pipeline_files_and_of_the_maintenance(
+    here: Project, caplog: pytest.LogCaptureFixture
+) -> None:
+    (here.pipelines / "broken.yaml").write_text("name: broken")
+    made = all_dags(str(here.pipelines), "dags/shop.py")
+    assert sorted(made) == ["ackline_maintenance", "backfill__orders", "operate__orders", "replay__orders"]
+    assert f"no DAG: {here.pipelines}/broken.yaml" in caplog.text
+
+
+def test_a_task_and_its_driver_use_the_folder_that_made_the_dag(
+    here: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACKLINE_PIPELINES", str(tmp_path / "newest" / "pipelines"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    use_folder_of(load_pipeline(here.pipelines, "orders"))
+    assert (pipelines_folder(), sys.path[0]) == (here.pipelines, str(here.include))
+    assert driver_environment()["ACKLINE_PIPELINES"] == str(here.pipelines)
 
 
 def test_a_dag_has_the_three_tasks_in_order_and_one_run_at_a_time(here: Project) -> None:

@@ -50,8 +50,8 @@ ROOMS: dict[str, set[str]] = {
 """The rooms, lowest first, each with the rooms that it imports: only rooms above it in this list. Imports inside a room
 are free. The page (`ui`) reads the tables and calls no step; the checker (`verify`) imports nothing of the product."""
 
-UPWARD: set[tuple[str, str]] = set()
-"""Imports that still run upward."""
+UPWARD = {("ackline.__main__", "ackline.cli")}
+"""Imports that run upward: `python -m ackline` is the command, under a name that Python gives it."""
 
 LIBRARIES: dict[str, set[str]] = {
     "airflow": {"airflow", "ui"},

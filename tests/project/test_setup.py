@@ -237,9 +237,19 @@ def test_jars_are_locked_once_each_without_those_that_spark_brings() -> None:
 
 def test_missing_jars_are_an_error_with_advice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ACKLINE_JARS", str(tmp_path))
-    for read in (jars.jar_folder, jars.spark_jars, jars.kafka_source_jars, jars.broker_classpath):
-        with pytest.raises(ConfigError, match="make setup"):
+    for read in (jars.spark_jars, jars.kafka_source_jars, jars.broker_classpath):
+        with pytest.raises(ConfigError, match=r"python -m ackline\.spark\.jars fetch"):
             read()
+
+
+def test_a_run_needs_no_jar_of_a_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copytree(jars.cache_folder() / "spark", tmp_path / "spark", copy_function=os.symlink)
+    monkeypatch.setenv("ACKLINE_JARS", str(tmp_path))
+    assert jars.kafka_source_jars()
+    monkeypatch.setattr(jars, "_ivy", lambda *_: pytest.fail("all of Spark's JARs are there"))
+    assert jars.main(["fetch", "spark"]) == 0
+    with pytest.raises(ConfigError, match="JARs are missing"):
+        jars.broker_classpath()
 
 
 def test_only_the_kafka_source_is_given_to_a_session_without_delta() -> None:
@@ -249,7 +259,7 @@ def test_only_the_kafka_source_is_given_to_a_session_without_delta() -> None:
 
 
 def test_a_damaged_jar_is_fetched_again_and_the_others_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    whole = jars.jar_folder()
+    whole = jars.cache_folder()
     folder = tmp_path / "jars"
     shutil.copytree(whole, folder, copy_function=os.symlink, ignore=shutil.ignore_patterns(".*"))
     victim = jars.locked()[0]

@@ -26,7 +26,15 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 from ackline.airflow.driver import Secrets
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook
 from ackline.airflow.operate import params_of
-from ackline.airflow.operators import ACTOR, PipelineOperator, ReplayOperator, airflow_errors, new_dag, opened
+from ackline.airflow.operators import (
+    ACTOR,
+    PipelineOperator,
+    ReplayOperator,
+    airflow_errors,
+    new_dag,
+    opened,
+    use_folder_of,
+)
 from ackline.backfill.form import (
     ALL,
     CONFIRM,
@@ -149,7 +157,6 @@ class BeginBackfillOperator(PipelineOperator):
             from ackline.backfill.perform import backfill_pipeline, lane_arguments
             from ackline.backfill.run import find_backfill
             from ackline.kafka.config import java_properties
-            from ackline.pipeline.folder import make_handlers_importable
             from ackline.pipeline.functions import check_functions
 
             form, confirmed = form_of(context), entered_by(context).value(CONFIRM)
@@ -158,7 +165,7 @@ class BeginBackfillOperator(PipelineOperator):
             with opened(self.pipeline, context, lane=form.lane) as adapters:
                 arguments = lane_arguments(self.pipeline.name, form, find_backfill(adapters.store))
             pipeline = backfill_pipeline(self.pipeline, arguments, form.max_rate)
-            make_handlers_importable()
+            use_folder_of(self.pipeline)
             check_functions(*pipeline.functions)
             DriverHook(Secrets(), conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
             with opened(pipeline, context, actor=user or ACTOR, lane=form.lane) as adapters:

@@ -5,6 +5,7 @@ client: the tasks import what they need when they run.
 """
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from ackline.ledger.turns import LIVE
 from ackline.pipeline.folder import audit_root, lane_folder, load_folder, load_pipeline
 from ackline.pipeline.pipeline import Pipeline
 
+log = logging.getLogger(__name__)
 DAG_PREFIX = "replay__"
 DAG_PREFIXES = (DAG_PREFIX, "backfill__", "operate__")
 """The prefixes of all DAGs of a pipeline."""
@@ -103,6 +105,27 @@ def make_dags(
         with _collected(broken, folder, pipeline):
             dags[f"{prefix}{pipeline.name}"] = (make or replay_dag)(pipeline, file)
     return FolderDags(dags, broken)
+
+
+def all_dags(folder: str | Path, file: str) -> Mapping[str, DAG]:
+    """Returns the DAGs of all pipeline files of `folder`, and that of the maintenance, for a DAG file of three lines:
+
+        from ackline.airflow.dags import all_dags
+
+        globals().update(all_dags("/opt/shop/pipelines", __file__))
+
+    A pipeline file that is refused has no DAG; the log of the DAG processor names it. Never raises, as `make_dags`.
+    """
+    from ackline.airflow.backfill import BACKFILL_PREFIX, backfill_dag
+    from ackline.airflow.operate import OPERATE_PREFIX, maintenance_dag, operate_dag
+
+    found, folder = dict[str, DAG](), Path(folder)
+    for prefix, make in ((DAG_PREFIX, None), (OPERATE_PREFIX, operate_dag), (BACKFILL_PREFIX, backfill_dag)):
+        found |= make_dags(folder, file, prefix, make).dags
+    for text in broken_files(folder).values():
+        log.warning("no DAG: %s", text)
+    maintenance = maintenance_dag(file)
+    return {**found, maintenance.dag_id: maintenance}
 
 
 def broken_files(folder: Path) -> Mapping[Path, str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG, BaseOperator, Context
@@ -24,7 +25,7 @@ from ackline.airflow.driver import Secrets
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, SparkSubmitOperator, raise_for_exit_status
 from ackline.errors import AcklineError, TransientError
 from ackline.ledger.turns import LIVE
-from ackline.pipeline.folder import audit_root, lane_folder, make_handlers_importable, project_root
+from ackline.pipeline.folder import audit_root, lane_folder, make_handlers_importable
 from ackline.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from ackline.ledger.turns import Plan, Settlement, TurnId
 
 ACTOR = "airflow"
+DRIVER = str(Path(__file__).parent / "spark_jobs" / "replay.py")
+"""The program that spark-submit runs: in the package, because an installation has no repository."""
 RETRIES = {
     "retries": 4,
     "retry_delay": timedelta(seconds=30),
@@ -89,6 +92,14 @@ def stop_noted(pipeline: Pipeline, context: Context) -> Iterator[None]:
         yield
 
 
+def use_folder_of(pipeline: Pipeline) -> None:
+    """Makes the folder of a DAG's pipeline file that of this process, and of the driver that it starts: a bundle keeps
+    the versions of its files in folders of their own. Handlers are imported from there."""
+    if pipeline.folder is not None:
+        os.environ["ACKLINE_PIPELINES"] = str(pipeline.folder)
+    make_handlers_importable()
+
+
 @contextmanager
 def opened(pipeline: Pipeline, context: Context, actor: str = ACTOR, lane: str = LIVE) -> Iterator["Adapters"]:
     """Opens a pipeline for one task. Its turns carry the run id of the DAG run."""
@@ -96,7 +107,7 @@ def opened(pipeline: Pipeline, context: Context, actor: str = ACTOR, lane: str =
     from ackline.lane.adapters import open_adapters
 
     use_audit_connection()
-    make_handlers_importable()  # a listener, a retry class or a partition filter may live there
+    use_folder_of(pipeline)  # a listener, a retry class or a partition filter may live there
     with open_adapters(
         pipeline, kafka_connection(pipeline), run_id=context["run_id"], actor=actor, lane=lane
     ) as adapters:
@@ -153,7 +164,7 @@ class PlanOperator(PipelineOperator):
             from ackline.pipeline.functions import check_functions
             from ackline.steps.plan import plan
 
-            make_handlers_importable()
+            use_folder_of(self.pipeline)
             check_functions(*self.pipeline.functions)
             DriverHook(Secrets(), conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
             # Airflow has checked the params against their schemas, unless a client has stored the run by other means.
@@ -226,8 +237,7 @@ class ReplayOperator(SparkSubmitOperator):
     ui_color = "#fbe7c6"
 
     def __init__(self, *, pipeline: Pipeline, **kwargs: Any) -> None:
-        application = str(project_root() / "spark_jobs" / "replay.py")
-        super().__init__(application=application, conn_id=SPARK_CONNECTION, name=f"ackline-{pipeline.name}", **kwargs)
+        super().__init__(application=DRIVER, conn_id=SPARK_CONNECTION, name=f"ackline-{pipeline.name}", **kwargs)
         self.pipeline = pipeline
 
     def execute(self, context: Context) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ValidationError, create_model, model_validator
+from pydantic import PrivateAttr, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 
 from ackline.errors import ConfigError
@@ -27,6 +27,13 @@ from ackline.pipeline.topology import Topology, topology
 
 class Pipeline(PipelineKeys):
     """A valid pipeline file. docs/settings.md describes each key and its default."""
+
+    _folder: Path | None = PrivateAttr(None)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the file; None for a pipeline that comes from no file."""
+        return self._folder
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
@@ -88,7 +95,9 @@ def load(path: Path) -> Pipeline:
             f"{path}: not a mapping; a pipeline file is a mapping of keys to values, such as `name: orders`", file=path
         )
     try:
-        return Pipeline.model_validate(data)
+        pipeline = Pipeline.model_validate(data)
+        pipeline._folder = path.resolve().parent
+        return pipeline
     except ValidationError as error:
         problems = error.errors(include_url=False)
     raise refusal(path, node, [*problems, *_problems_between_valid_keys(data, problems)], Pipeline)

@@ -4,8 +4,9 @@
 Ivy inside pyspark fetches the JARs once, into a folder outside the project that is named after the lock. So a second
 clone uses the same folder.
 
-`python -m ackline.spark.jars fetch | verify | lock`. Environment variables: `ACKLINE_JARS` (another folder),
-`ACKLINE_IVY_SETTINGS` (an Ivy settings file, for a site with its own mirror), `JAVA_HOME`.
+`python -m ackline.spark.jars fetch | fetch spark | verify | lock`; with `spark` it fetches those of Spark alone, which
+are all that a run needs. Environment variables: `ACKLINE_JARS` (another folder), `ACKLINE_IVY_SETTINGS` (an Ivy
+settings file, for a site with its own mirror), `JAVA_HOME`.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,7 @@ KAFKA_SOURCE = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "com
 # pyspark contains all other dependencies of Delta and the Kafka source, in the versions that Spark was built with.
 WANTED_BY_SPARK = (*KAFKA_SOURCE, "delta-", "unitycatalog-")
 CONFIGURATIONS = ("spark", "broker")
+_FETCH = "fetch them with `python -m ackline.spark.jars fetch`"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -85,18 +87,18 @@ def cache_folder() -> Path:
     return base / "ackline" / f"jars-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]}"
 
 
-def jar_folder() -> Path:
-    """Returns the folder of the JARs. Raises ConfigError if a JAR is missing."""
+def jars_of(configuration: str) -> list[Path]:
+    """Returns the JARs of `spark` or of `broker`. Raises ConfigError if one is missing."""
     folder = cache_folder()
-    if any(not (folder / jar.file).is_file() for jar in locked()):
-        raise ConfigError(f"JARs are missing from {folder}: run `make setup`")
-    return folder
+    jars = [folder / jar.file for jar in locked() if jar.configuration == configuration]
+    if not all(jar.is_file() for jar in jars):
+        raise ConfigError(f"JARs are missing from {folder}: {_FETCH}")
+    return jars
 
 
 def spark_jars() -> list[Path]:
     """Returns what `spark.jars` needs for Delta and the Kafka source. Raises ConfigError if a JAR is missing."""
-    folder = jar_folder()
-    return [folder / jar.file for jar in locked() if jar.configuration == "spark"]
+    return jars_of("spark")
 
 
 def kafka_source_jars() -> list[Path]:
@@ -106,7 +108,7 @@ def kafka_source_jars() -> list[Path]:
 
 def broker_classpath() -> str:
     """Returns the class path of a Kafka broker. Raises ConfigError if a JAR is missing."""
-    return str(jar_folder() / "broker" / "*")
+    return str(jars_of("broker")[0].parent / "*")
 
 
 def damaged(folder: Path, jars: Iterable[Jar]) -> list[Jar]:
@@ -114,18 +116,18 @@ def damaged(folder: Path, jars: Iterable[Jar]) -> list[Jar]:
     return [jar for jar in jars if _sha256(folder / jar.file) != jar.sha256]
 
 
-def fetch() -> int:
-    """Fetches the JARs that are missing or damaged. Returns how many those were.
+def fetch(configurations: Collection[str] = CONFIGURATIONS) -> int:
+    """Fetches the JARs that are missing or damaged, of these configurations. Returns how many those were.
 
     A JAR gets its name only after its hash is checked, so an interrupted fetch leaves no wrong JAR. Raises AcklineError
     if a JAR can't be fetched, or if its hash differs from the lock.
     """
-    folder = cache_folder()
-    if not damaged(folder, locked()):
+    folder, jars = cache_folder(), [jar for jar in locked() if jar.configuration in configurations]
+    if not damaged(folder, jars):
         return 0
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):
-        wanted = damaged(folder, locked())
+        wanted = damaged(folder, jars)
         for abandoned in folder.glob(".fetching-*"):
             shutil.rmtree(abandoned, ignore_errors=True)
         if wanted:
@@ -174,7 +176,7 @@ def _ivy(cache: Path, *arguments: str) -> None:
 
     ivy = next(iter(Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")), None)
     if ivy is None:
-        raise ConfigError("pyspark is installed without its Ivy JAR: run `make setup`")
+        raise ConfigError("pyspark is installed without its Ivy JAR: install pyspark again")
     command = [java(), "-jar", str(ivy), "-cache", str(cache), "-confs", *CONFIGURATIONS, *arguments]
     output = ""
     for _ in range(3):
@@ -219,16 +221,16 @@ def _sha256(path: Path) -> str:
 def main(arguments: list[str]) -> int:
     """Runs `fetch`, `verify` or `lock`. Returns the exit status."""
     try:
-        if arguments == ["fetch"]:
-            if count := fetch():
+        if arguments[:1] == ["fetch"] and {*arguments[1:]} <= {*CONFIGURATIONS}:
+            if count := fetch(arguments[1:] or CONFIGURATIONS):
                 print(f"fetched {count} JARs into {cache_folder()}")
         elif arguments == ["verify"]:
             if wrong := damaged(cache_folder(), locked()):
-                raise ConfigError(f"{wrong[0].file} is missing or damaged in {cache_folder()}: run `make setup`")
+                raise ConfigError(f"{wrong[0].file} is missing or damaged in {cache_folder()}: {_FETCH}")
         elif arguments == ["lock"]:
             print(f"{LOCK.name} names {relock()} JARs")
         else:
-            raise ConfigError("usage: python -m ackline.spark.jars fetch | verify | lock")
+            raise ConfigError("usage: python -m ackline.spark.jars fetch | fetch spark | verify | lock")
     except AcklineError as error:
         print(error, file=sys.stderr)
         return error.exit_status
