@@ -94,6 +94,10 @@ class RetentionPassed(FatalError):
     `on_expired: record`."""
 
 
+class MissingRights(FatalError):
+    """The connection's login lacks a right on a topic or on the group. Nothing was planned; the operator grants it."""
+
+
 class GroupBusy(FatalError):
     """The consumer group has live members, so Kafka accepts no commit from outside. The operator stops them (S37).
 

@@ -20,6 +20,7 @@ from ackline.errors import (
     GroupBusy,
     GroupMoved,
     LedgerError,
+    MissingRights,
     NewerCommit,
     RetentionPassed,
     TooFarBehind,
@@ -32,7 +33,7 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from tests.cli.memory_command import MemoryCommand
 from tests.e2e.documents import section
-from tests.support.memory_lane import DEAD, FAILS, NOON, OK, TP, TP1, MemoryBackfill, MemoryLane, lose_a_file
+from tests.support.memory_lane import DEAD, FAILS, GROUP, NOON, OK, TP, TP1, MemoryBackfill, MemoryLane, lose_a_file
 
 LATER = {"initial_delay": "1h", "period": "1h"}
 COMMAND = re.compile(r"`ackline ([^`]+)`")
@@ -213,6 +214,17 @@ def test_i18_a_paused_partition_is_resumed(operator: Operator) -> None:
     goes_on(lane)
 
 
+def test_i18_a_right_that_the_login_lacks_is_granted() -> None:
+    lane = MemoryLane(OK)
+    lane.world.denied = {("READ", "topic", "orders"), ("READ", "group", GROUP)}
+    with pytest.raises(MissingRights, match="Read on topic orders, Read on group") as caught:
+        lane.run()
+    assert "Nothing was planned. Grant each" in str(caught.value)
+    assert lane.adapters().store.newest() is None
+    lane.world.denied.clear()
+    goes_on(lane)
+
+
 def test_i18_a_commit_of_the_tables_that_is_missing_is_restored() -> None:
     lane = MemoryLane(OK).after_run()
     newest = lane.newest()
@@ -265,6 +277,7 @@ STATES = {
     ),
     "the group was moved by another client": test_i18_a_group_that_another_client_has_moved_is_followed_or_restored,
     "the group has live members": test_i18_a_group_with_live_members_is_committed_once_they_are_stopped,
+    "the login lacks a right": test_i18_a_right_that_the_login_lacks_is_granted,
     "another ledger, or a newer copy of this one, has committed": test_i18_a_commit_of_another_ledger_is_adopted,
     "a topic was deleted, or made again with fewer partitions": (
         test_i18_a_topic_with_fewer_partitions_is_reset_and_what_is_gone_is_let_go

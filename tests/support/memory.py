@@ -247,6 +247,8 @@ class World:
         """Deleted topics, by id."""
         self.committed: dict[tuple[str, TopicPartition], Committed] = {}
         self.members: list[str] = []
+        self.denied: set[tuple[str, str, str]] = set()
+        """What the login may not do: an operation, `topic` or `group`, and a name."""
         self.tables = MemoryTables()
         self.history: list[HandlerCall | ArrivedLetter | TableCommit | GroupCommit] = []
         self.faults = Faults()
@@ -254,6 +256,10 @@ class World:
         self.newest_settlements: dict[str, tuple[int, int]] = {}
         """The newest settlement (epoch, n) that each process has seen, by run id."""
         self._ids = 0
+
+    def operations(self, kind: str, name: str) -> frozenset[str]:
+        """Returns what the login may do with a topic or a group."""
+        return frozenset(o for o in ("DESCRIBE", "READ", "WRITE") if (o, kind, name) not in self.denied)
 
     def clock(self) -> datetime:
         """Returns the time of the world."""

@@ -55,6 +55,10 @@ class MemoryCluster(Cluster):
             for name, topic in existing.items()
         }
 
+    def operations(self, names: Iterable[str]) -> dict[str, frozenset[str] | None]:
+        """Returns what the world does not deny."""
+        return {name: self.world.operations("topic", name) for name in names}
+
     def policies(self, names: Iterable[str]) -> dict[str, TopicPolicy]:
         """Returns no policy: topics of a world have no settings, because the test expires records itself."""
         return {}
@@ -155,6 +159,10 @@ class MemoryGroup(Group):
     def _describe_members(self) -> list[str]:
         self._hook("members", READ)
         return sorted(self.world.members)
+
+    def operations(self, probe: str = "") -> frozenset[str] | None:
+        """Returns what the world does not deny."""
+        return self.world.operations("group", self.group_id)
 
     def _alter_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         self._hook("commit", BEFORE)

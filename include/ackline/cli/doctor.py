@@ -30,6 +30,7 @@ from ackline.kafka.cluster import TopicInfo
 from ackline.kafka.config import brokers
 from ackline.kafka.registry import check_registry
 from ackline.lane.adapters import Adapters, topic_warnings
+from ackline.lane.rights import missing_rights, rights_text
 from ackline.local.connection import uses_dev_broker
 from ackline.outputs.checks import check_outputs, older_copies_of_backfills
 from ackline.pipeline.folder import audit_root, load_folder, pipelines_folder
@@ -234,6 +235,10 @@ def _broker(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
         source = " of `ackline dev`" if uses_dev_broker(pipeline) else ""
         address = f"{brokers(adapters.kafka)}{source}"
         yield Check("broker", True, f"reachable at {address}, cluster {adapters.cluster.reachable()}")
+        if missing := missing_rights(adapters):
+            yield Check("rights", False, rights_text(adapters, missing))
+            return
+        yield Check("rights", True, "the login has all that a run needs")
         of_ours = list(filter(None, [pipeline.dead_letter_topic, pipeline.ack_topic]))
         wanted = [*(pipeline.kafka.named_topics or ()), *of_ours]
         topics = adapters.cluster.topics(wanted)

@@ -63,6 +63,18 @@ def is_login_failure(error: KafkaError) -> bool:
     return error.name() in _LOGIN
 
 
+def is_denied(error: KafkaError) -> bool:
+    """Whether the login lacks a right."""
+    return error.name().endswith("AUTHORIZATION_FAILED")
+
+
+def operations_of(described: Any) -> frozenset[str] | None:
+    """Returns what the login may do with a topic or a group that was described, as `READ`; None if that is not known: a
+    broker without an authorizer allows everything, and an old one does not say."""
+    found = getattr(described, "authorized_operations", None)
+    return frozenset(operation.name for operation in found) if found else None
+
+
 _CLIENT = re.compile(r"^\S+/\S+: | \(after \d+ms in state \w+.*\)$")
 """What librdkafka puts around the reason of a connection error: its name for the broker, and its own state."""
 
@@ -72,14 +84,19 @@ class LastError:
     answered."""
 
     def __init__(self) -> None:
-        self._login: KafkaError | None = None
+        self._refusal: KafkaError | None = None
         self._last: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
-        if is_login_failure(error):
-            self._login = error
+        if is_login_failure(error) or is_denied(error):
+            self._refusal = error
         if error.name() != "_ALL_BROKERS_DOWN":
             self._last = error
+
+    @property
+    def denied(self) -> bool:
+        """Whether the broker has refused a request because the login lacks a right."""
+        return self._refusal is not None and is_denied(self._refusal)
 
     @property
     def connection(self) -> str:
@@ -89,8 +106,8 @@ class LastError:
         return _CLIENT.sub("", text)
 
     def cause(self, error: KafkaError) -> KafkaError:
-        """Returns the login failure behind `error`, or `error` itself."""
-        return self._login if self._login is not None and error.name() in _UNANSWERED else error
+        """Returns the refusal of a login, or of a right, behind `error`, or `error` itself."""
+        return self._refusal if self._refusal is not None and error.name() in _UNANSWERED else error
 
     def detail(self, error: KafkaError) -> str:
         """Returns the newest connection error as an addition to the message of `error`, or an empty text."""
@@ -121,7 +138,7 @@ def ackline_error(
     kind: type[AcklineError] = FatalError
     if is_login_failure(cause):
         advice = "check security.protocol, the login and the certificates of the connection"
-    elif cause.name().endswith("AUTHORIZATION_FAILED"):
+    elif is_denied(cause):
         advice = "ask for the right to do this for the connection's user"
     elif is_transient(cause):
         kind, advice = TransientError, "check that the broker is up and can be reached from here; then run this again"

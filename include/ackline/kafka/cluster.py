@@ -35,7 +35,15 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.kafka import clients
-from ackline.kafka.clients import NOT_FOUND, LastError, ackline_error, is_login_failure, is_transient, kafka_error
+from ackline.kafka.clients import (
+    NOT_FOUND,
+    LastError,
+    ackline_error,
+    is_login_failure,
+    is_transient,
+    kafka_error,
+    operations_of,
+)
 from ackline.kafka.config import brokers, mask_secrets
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import timestamp_of
@@ -53,6 +61,7 @@ LEADER_TIMEOUT = 20.0
 
 _INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 """Kafka's own topics. Their records are for brokers to read."""
+_DENIED = "TOPIC_AUTHORIZATION_FAILED"
 _RETRY_SECONDS = 0.2
 _NO_LEADER = NOT_FOUND | {"LEADER_NOT_AVAILABLE"}
 _LEADER_MOVING = frozenset({
@@ -132,6 +141,27 @@ class Cluster:
                     leaders = {p.id: p.leader is not None and p.leader.id >= 0 for p in described.partitions}
                     topics[name] = TopicInfo(str(described.topic_id), dict(sorted(leaders.items())))
             return topics
+
+        return self._while_leaders_move(describe) if unique else {}
+
+    def operations(self, names: Iterable[str]) -> dict[str, frozenset[str] | None]:
+        """Returns what the login may do with each topic of `names`, as `READ` or `WRITE`, in one request: nothing also
+        if it does not exist and the login may not know that, None if the broker does not say."""
+        unique = sorted(set(names))
+
+        def describe() -> dict[str, frozenset[str] | None]:
+            answers = self._admin.describe_topics(
+                TopicCollection(unique), request_timeout=ADMIN_TIMEOUT, include_authorized_operations=True
+            )
+            found: dict[str, frozenset[str] | None] = {}
+            for name, answer in answers.items():
+                absent = NOT_FOUND | {_DENIED}
+                described = self._result(answer, f"describing topic {name}", ADMIN_TIMEOUT, absent=absent)
+                raised = answer.exception(0)
+                refused = kafka_error(raised) if raised is not None else None
+                denied = refused is not None and refused.name() == _DENIED
+                found[name] = frozenset() if denied else operations_of(described)
+            return found
 
         return self._while_leaders_move(describe) if unique else {}
 

@@ -16,7 +16,13 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from ackline.errors import AcklineError, FatalError, GroupBusy, TransientError
 from ackline.kafka import clients
-from ackline.kafka.clients import COORDINATOR_NOT_READY, LastError, ackline_error, kafka_error
+from ackline.kafka.clients import (
+    COORDINATOR_NOT_READY,
+    LastError,
+    ackline_error,
+    kafka_error,
+    operations_of,
+)
 from ackline.kafka.config import brokers
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.offsets import TopicPartition
@@ -33,7 +39,8 @@ _BUSY = frozenset({
     "STALE_MEMBER_EPOCH", "REBALANCE_IN_PROGRESS", "GROUP_SUBSCRIBED_TO_TOPIC",
 })  # fmt: skip
 _PROBE = "ackline-probe"
-"""The topic of a request that only shows whether the coordinator answers. It need not exist."""
+"""The topic of a request that only shows whether the coordinator answers, while no topic is known that the login may
+describe. It need not exist."""
 _NO_GROUP = frozenset({"GROUP_ID_NOT_FOUND", "_UNKNOWN_GROUP"})
 
 T = TypeVar("T")
@@ -51,6 +58,7 @@ class Group:
         self._timeout = timeout
         self._request_timeout = min(_REQUEST_TIMEOUT, timeout)
         self._last = LastError()
+        self._probe = _PROBE
         self._admin = clients.admin(config, error_cb=self._last)
         self._consumer = clients.consumer(config, group_id, "read_committed", error_cb=self._last)
 
@@ -74,6 +82,7 @@ class Group:
         if not tps:
             return {}
         answer = self._when_coordinator_ready("reading committed offsets", lambda: self._fetch_committed(tps))
+        self._probe = tps[0].topic
         return {
             TopicPartition(tp.topic, tp.partition): Committed(tp.offset, tp.metadata or "")
             for tp in answer
@@ -83,6 +92,20 @@ class Group:
     def members(self) -> list[str]:
         """Returns the live members as "client id (host)"; empty also if the group does not exist."""
         return self._when_coordinator_ready("looking for members", self._describe_members)
+
+    def operations(self, probe: str = _PROBE) -> frozenset[str] | None:
+        """Returns what the login may do with the group, as `READ` or `DESCRIBE`; None if the broker does not say.
+
+        `probe` is a topic that the login may describe: a request for another one shows up as denied in the broker's
+        log.
+        """
+        self._probe = probe
+        try:
+            return operations_of(self._when_coordinator_ready("asking for rights", self._described))
+        except FatalError:
+            if self._last.denied:
+                return frozenset()
+            raise
 
     def check_no_members(self) -> None:
         """Raises GroupBusy, with the members' names, if the group has live members: Kafka then refuses every commit
@@ -129,7 +152,7 @@ class Group:
         about `eonce->refcnt`), all the more on an older connection. The consumer's own requests do not.
         """
         try:
-            self._consumer.committed([ClientPartition(_PROBE, 0)], timeout=self._request_timeout)
+            self._consumer.committed([ClientPartition(self._probe, 0)], timeout=self._request_timeout)
         except KafkaException as raised:
             error = kafka_error(raised)
             if error is None or error.name() != "TOPIC_AUTHORIZATION_FAILED":
@@ -138,16 +161,25 @@ class Group:
         return self._admin
 
     def _describe_members(self) -> list[str]:
+        described = self._described()
+        members = described.members if described is not None else ()
+        return sorted(f"{member.client_id} ({member.host.lstrip('/')})" for member in members)
+
+    def _described(self) -> Any:
+        """Returns the answer to a request for the group; None if it does not exist."""
         admin = self._admin_for_coordinator()
-        answer = admin.describe_consumer_groups([self.group_id], request_timeout=self._request_timeout)
+        answer = admin.describe_consumer_groups(
+            [self.group_id], request_timeout=self._request_timeout, include_authorized_operations=True
+        )
         try:
-            described = answer[self.group_id].result(self._request_timeout + 1)
+            return answer[self.group_id].result(self._request_timeout + 1)
         except KafkaException as raised:
             error = kafka_error(raised)
             if error is not None and error.name() in _NO_GROUP:
-                return []
+                return None
+            if error is not None:
+                self._last(error)
             raise
-        return sorted(f"{member.client_id} ({member.host.lstrip('/')})" for member in described.members)
 
     def _alter_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         positions = [ClientPartition(*tp, wanted.offset, metadata=wanted.metadata) for tp, wanted in offsets.items()]
@@ -200,7 +232,10 @@ class Group:
             return False
         # Serves the error callbacks, which alone report a refused login: the request only times out.
         self._admin.poll(0)
-        self._consumer.poll(0)
+        # The consumer has no partitions, so it can only get an error: that the login may not ask for the coordinator.
+        message = self._consumer.poll(0)
+        if message is not None and (refused := message.error()) is not None:
+            self._last(refused)
         return self._last.cause(error).name() in COORDINATOR_NOT_READY
 
     def _ackline_error(

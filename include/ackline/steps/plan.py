@@ -27,6 +27,7 @@ from ackline.lane.commit import Rounds
 from ackline.lane.genesis import check_not_of_another_ledger, genesis_partitions, genesis_plan, leaderless_partitions
 from ackline.lane.log_checks import KafkaView, listed, observe_kafka
 from ackline.lane.plans import check_clock, check_settings_unchanged
+from ackline.lane.rights import check_rights
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
 from ackline.outputs.checks import check_outputs, check_outputs_of
@@ -201,6 +202,8 @@ class _Planning:
     def _checked_view(self, newest: Settlement | None) -> KafkaView:
         """Returns what Kafka shows, after the checks that come before the first write, so that a run which can't work
         leaves no trace. The broker is checked first: it fails most often, and within seconds."""
+        self.adapters.cluster.reachable()
+        check_rights(self.adapters)  # before requests that the broker would refuse one after the other
         view = observe_kafka(self.adapters, newest)
         check_dead_letter_topic(self.adapters)
         _check_topics_exist(self.adapters, newest, view)

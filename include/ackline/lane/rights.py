@@ -1,0 +1,68 @@
+"""The rights that a pipeline needs on its topics and its group, and which of them the connection's login lacks.
+
+A run checks them before it plans: without this check a missing right is found after the handlers have run. The least
+rights are, on a topic that is read, Read; on the dead-letter topic and on output topics, Write; on the group, Read, by
+which Kafka lets offsets be committed, or Describe in a pipeline that commits none. Read and Write include Describe.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ackline.errors import MissingRights
+from ackline.kafka.config import brokers
+from ackline.lane.adapters import Adapters
+
+
+class Right(NamedTuple):
+    """An operation on a topic or on the group."""
+
+    operation: str
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.operation.capitalize()} on {self.kind} {self.name}"
+
+
+def needed_rights(adapters: Adapters, topics: Iterable[str]) -> list[Right]:
+    """Returns the least rights for a run that reads `topics`."""
+    pipeline = adapters.pipeline
+    reads = filter(None, [*topics, pipeline.ack_topic])
+    writes = filter(None, [pipeline.dead_letter_topic, *(output.topic for output in pipeline.outputs or ())])
+    return [
+        *(Right("READ", "topic", topic) for topic in dict.fromkeys(reads)),
+        *(Right("WRITE", "topic", topic) for topic in dict.fromkeys(writes)),
+        Right("READ" if adapters.commits else "DESCRIBE", "group", pipeline.kafka.group_id),
+    ]
+
+
+def missing_rights(adapters: Adapters) -> list[Right]:
+    """Returns the rights that the login lacks, of those that the broker tells about: a topic that does not exist has
+    none, unless the login may not even ask for it."""
+    block = adapters.pipeline.kafka
+    # Of topics of a pattern the broker lists only those that the login may describe.
+    named = block.named_topics or [name for name in adapters.cluster.names() if block.subscribes_to_topic(name)]
+    needed = needed_rights(adapters, named)
+    of_topics = adapters.cluster.operations({right.name for right in needed if right.kind == "topic"})
+    known = [name for name, operations in of_topics.items() if operations]
+    of_group = adapters.group.operations(*known[:1])
+    allowed = [(right, of_group if right.kind == "group" else of_topics.get(right.name)) for right in needed]
+    return [right for right, operations in allowed if operations is not None and right.operation not in operations]
+
+
+def check_rights(adapters: Adapters) -> None:
+    """Raises MissingRights, with each right that the login lacks."""
+    if missing := missing_rights(adapters):
+        raise MissingRights(rights_text(adapters, missing))
+
+
+def rights_text(adapters: Adapters, missing: Iterable[Right]) -> str:
+    """Returns the sentence that names missing rights and how they are granted."""
+    user = adapters.kafka.get("sasl.username")
+    login = f"the login {user}" if user else "the login of the connection"
+    first, *_ = missing
+    grant = f"kafka-acls --add --allow-principal User:{user or 'NAME'} --operation {first.operation.capitalize()}"
+    return (
+        f"{login} lacks at {brokers(adapters.kafka)}: {', '.join(map(str, missing))}. Nothing was planned. Grant each, "
+        f"as with `{grant} --{first.kind} {first.name}`, or correct the login; docs/settings.md lists the least rights"
+    )
