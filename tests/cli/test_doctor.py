@@ -1,11 +1,15 @@
 """`ackline doctor`: what it names of a pipeline file that is valid and can't do what its author means."""
 
 import json
+import re
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ackline.cli import doctor
+from ackline.errors import FatalError
 from tests.cli.memory_command import MemoryCommand
 from tests.support.memory_lane import OK, MemoryLane
 
@@ -66,3 +70,20 @@ def test_a_handler_that_does_not_import_is_named_once_and_hides_no_other_check(
     )
     assert "streams" not in found
     assert found["topic orders"] == (True, "1 partition")
+
+
+def test_a_package_whose_version_ackline_is_not_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = ["pyspark[connect]<4.3,>=4.2", "deltalake<2,>=1.6", 'not-installed>=1; extra == "airflow"']
+    installed = {"pyspark": "4.3.0", "deltalake": "1.6.6"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(metadata, "requires", lambda _: wanted)
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(FatalError, match=re.escape("pyspark 4.3.0, and Ackline needs <4.3,>=4.2: install these")):
+        doctor._packages()
+    installed["pyspark"] = "4.2.1"
+    assert doctor._packages() == "2 packages of the right versions"

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from packaging.requirements import Requirement
 
 from ackline.actions.status import Unreachable
 from ackline.backfill.perform import backfill_pipeline
@@ -104,6 +106,7 @@ def examine(name: str | None) -> Iterator[Check]:
 
 def _machine() -> Iterator[Check]:
     yield _check("python", lambda: f"{sys.version.split()[0]}")
+    yield _check("packages", _packages)
     yield _check("java", _java)
     yield _check("jars", _jars)
     yield _check("audit tables", _audit)
@@ -129,6 +132,22 @@ def _check(name: str, look: Callable[[], str]) -> Check:
         return Check(name, True, look())
     except (AcklineError, OSError, subprocess.SubprocessError) as error:
         return Check(name, False, str(error))
+
+
+def _packages() -> str:
+    """Raises FatalError if an installed package has a version that Ackline is not for. What is not installed, as the
+    packages of an extra, is no error: its use is."""
+    wrong, right = list[str](), 0
+    for required in map(Requirement, metadata.requires("ackline") or ()):
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(required.name)
+            if required.specifier.contains(version, prereleases=True):
+                right += 1
+            else:
+                wrong.append(f"{required.name} {version}, and Ackline needs {required.specifier}")
+    if wrong:
+        raise FatalError(f"{'; '.join(wrong)}: install these versions")
+    return f"{counted(right, 'package')} of the right versions"
 
 
 def _java() -> str:
