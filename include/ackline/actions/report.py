@@ -49,6 +49,7 @@ class ChangeObject(PartitionObject):
 class ActionObject(JsonObject):
     """An action: its turn, its actor and reason, and what it changes. A dry run has the same keys and counts."""
 
+    left_out = frozenset({"older_copies"})
     pipeline: str
     lane: str
     epoch: int
@@ -60,8 +61,9 @@ class ActionObject(JsonObject):
     skipped: int = 0
     handled_again: int = 0
     due_now: int = 0
-    older_copies: dict[str, str] = Field(default_factory=dict)
-    """Of a reset or an adoption: the output tables that are older copies, or ahead of the ledger, and why."""
+    older_copies: dict[str, str] | None = None
+    """Of a reset or an adoption: the output tables that are older copies, or ahead of the ledger, and why. Left out
+    where there are none."""
     dry_run: bool
     not_committed: str | None = None
 
@@ -186,7 +188,7 @@ def action_object(action: PreparedAction, dry_run: bool, not_committed: str | No
     )
     return ActionObject(
         **_turn(plan.turn), kind=plan.kind.value, reason=plan.reason, actor=plan.actor, partitions=partitions,
-        **totals(changes), older_copies=dict(action.older_copies), dry_run=dry_run, not_committed=not_committed,
+        **totals(changes), older_copies=dict(action.older_copies) or None, dry_run=dry_run, not_committed=not_committed,
     )  # fmt: skip
 
 

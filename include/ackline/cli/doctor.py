@@ -138,7 +138,11 @@ def _packages() -> str:
     """Raises FatalError if an installed package has a version that Ackline is not for. What is not installed, as the
     packages of an extra, is no error: its use is."""
     wrong, right = list[str](), 0
-    for required in map(Requirement, metadata.requires("ackline") or ()):
+    try:
+        wanted = metadata.requires("ackline") or []
+    except metadata.PackageNotFoundError:
+        return "not checked: ackline is on the import path, and not installed"
+    for required in map(Requirement, wanted):
         with suppress(metadata.PackageNotFoundError):
             version = metadata.version(required.name)
             if required.specifier.contains(version, prereleases=True):
