@@ -46,6 +46,9 @@ class Config:
     """Whether the file names all topics again at the end."""
     waits: int = 0
     """`in_flight.max` of a file with an ack topic; 0: without one."""
+    restores: bool = False
+    """Whether parts of the world are set back to older copies. It is in half of the worlds, because it ends processes,
+    and so hides what a late one may break."""
 
     @property
     def has_answers(self) -> bool:
@@ -137,4 +140,5 @@ def configs(
         pattern=st.booleans(),
         returns=_often(True, False),
         waits=waits,
+        restores=_often(False, True),
     )

@@ -159,6 +159,7 @@ class ChaosMachine(Restores):
                 self.advance(actor, None)
                 self.oracle.check()
 
+    @precondition(lambda self: self.config.restores)
     @rule(
         where=small,
         records=orders,

@@ -75,6 +75,7 @@ class Restores(WorldChanges):
         self.copies = [*self.copies, copy][-COPIES:]
         return copy
 
+    @precondition(lambda self: self.config.restores)
     @rule(where=small, records=orders)
     def copy_is_taken(self, where: int, records: list[Any]) -> None:
         """Takes a copy, perhaps while processes are stopped in the middle of a turn."""

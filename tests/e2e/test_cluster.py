@@ -97,7 +97,8 @@ def killed_in_mid_handler(machines: Machines, killed: str, guarantee: str) -> tu
     return lane, ended(run)
 
 
-@pytest.mark.parametrize("killed", [KILLED[0], pytest.param(KILLED[1], marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("killed", KILLED)
 def test_fault_7_a_worker_killed_in_mid_handler_loses_nothing_at_least_once(two_workers: Machines, killed: str) -> None:
     lane, run = killed_in_mid_handler(two_workers, killed, "at_least_once")
     assert run.status == 0, run.errors

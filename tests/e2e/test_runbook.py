@@ -53,6 +53,17 @@ def ledger_lost(lane: Lab) -> None:
     shutil.rmtree(lane.audit)
 
 
+def restored(lane: Lab) -> None:
+    """The folder of the tables is the copy from before the last run."""
+    lane.produce_records(3)
+    lane.run()
+    shutil.copytree(lane.audit, f"{lane.audit}.copy")
+    lane.produce_records(2)
+    lane.run()
+    shutil.rmtree(lane.audit)
+    shutil.move(f"{lane.audit}.copy", lane.audit)
+
+
 def with_lag(lane: Lab) -> None:
     """A retry is due, and new records wait."""
     lane.produce_records(5, {1: {"fail": 1}})
@@ -68,6 +79,7 @@ STATES: dict[str, Callable[[Lab], None]] = {
     "Replay yesterday": acked,
     "Move the group": acked,
     "The audit folder is gone": ledger_lost,
+    "A backup was restored": restored,
     "Retention is about to win": with_lag,
 }
 
@@ -102,6 +114,6 @@ def test_the_commands_of_the_runbook_work(lab: MakeLab, heading: str) -> None:
         lane.judged = False
         done = lane.ackline(*on_lane(lane, line))
         # The doctor fails where a run would.
-        stops = STATES[heading] is ledger_lost and line.startswith("ackline doctor")
+        stops = STATES[heading] in (ledger_lost, restored) and line.startswith("ackline doctor")
         assert done.returncode == int(stops), f"{line}\n{done.stderr}"
-    lane.judged = STATES[heading] in (ledger_lost, deleted)  # the evidence of its first turns is gone
+    lane.judged = STATES[heading] in (ledger_lost, restored, deleted)  # the evidence of some turns is gone
