@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.ledger.turns import TurnId, TurnKind
-from ackline.outputs.checks import check_outputs
+from ackline.outputs.checks import check_outputs, older_copies
 from ackline.outputs.turn import store_plan
 from ackline.pipeline.outputs import OutputBlock, OutputsOfTurn
 from ackline.pipeline.topology import topology
@@ -150,6 +150,10 @@ def test_i16_a_table_that_gets_another_name_and_its_old_one_again_takes_each_tur
             lane.run()
         published = DeltaTable(str(lane.root / "lane" / "outputs" / "totals")).to_pyarrow_table()
         assert sorted(published["id"].to_pylist()) == [0, 1, 2, 3]
+        store = lane.adapters().store
+        newest = store.newest()
+        assert newest is not None
+        assert older_copies(store, newest) == {}
 
 
 def test_doctor_names_the_outputs(tmp_path: Path) -> None:

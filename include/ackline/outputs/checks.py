@@ -271,10 +271,10 @@ def older_copies(store: LedgerStore, newest: Settlement) -> dict[str, str]:
     """Returns by output table why the table or the ledger is an older copy; empty if each table that can be read holds
     what the lane of the store has published there last."""
     application = application_of(store.ledger_id(), newest.turn)
-    found = {}
-    for name, last in last_published(store, newest, application).items():
+    published, found = last_published(store, newest, application), dict[str, str]()
+    for name in {place_of(store, name): name for name in published}.values():
         with suppress(AcklineError):  # of a table that can't be read, which is another state
-            held = table_of(store, name).transactions()
+            held, last = table_of(store, name).transactions(), published_in(store, published, name)
             if why := older_copy(newest.turn, name, held, application, last):
                 found[name] = why
     return found
