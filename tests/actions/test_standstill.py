@@ -48,6 +48,11 @@ def committed_by_another_ledger(lane: MemoryLane) -> MemoryLane:
     return lane
 
 
+def denied(lane: MemoryLane) -> MemoryLane:
+    lane.world.denied = {("READ", "group", GROUP)}
+    return lane
+
+
 def recreated(lane: MemoryLane) -> MemoryLane:
     lane.create("orders")
     return lane
@@ -315,6 +320,7 @@ STATES: dict[str, tuple[Callable[[Patch], MemoryLane], str, str | None]] = {
         lambda _: moved(MemoryLane(OK, OK, OK).after_run()), "GroupMoved", "doctor lane"
     ),
     "the group has live members": (lambda _: with_members(), "GroupBusy", "doctor lane"),
+    "the login lacks a right": (lambda _: denied(MemoryLane(OK).after_run()), "MissingRights", "doctor lane"),
     "another ledger, or a newer copy of this one, has committed": (
         lambda _: committed_by_another_ledger(MemoryLane(OK).after_run()),
         "NewerCommit", "adopt-ledger lane --reason …",

@@ -71,6 +71,15 @@ def test_a_task_and_its_driver_use_the_folder_that_made_the_dag(
     assert driver_environment()["ACKLINE_PIPELINES"] == str(here.pipelines)
 
 
+def test_the_folder_of_a_file_that_is_a_link_is_that_of_the_link(here: Project, tmp_path: Path) -> None:
+    """As Kubernetes mounts a ConfigMap: each file is a link into a folder of one version."""
+    version = tmp_path / "..2026_01_31"
+    version.mkdir()
+    (here.pipelines / "orders.yaml").rename(version / "orders.yaml")
+    (here.pipelines / "orders.yaml").symlink_to(version / "orders.yaml")
+    assert load_pipeline(here.pipelines, "orders").folder == here.pipelines
+
+
 def test_a_dag_has_the_three_tasks_in_order_and_one_run_at_a_time(here: Project) -> None:
     made = dag(here)
     assert [(task.task_id, task.downstream_task_ids) for task in made.topological_sort()] == [  # type: ignore[no-untyped-call]

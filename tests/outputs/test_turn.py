@@ -15,6 +15,7 @@ from ackline.outputs.turn import store_plan
 from ackline.pipeline.outputs import OutputBlock, OutputsOfTurn
 from ackline.pipeline.topology import topology
 from ackline.tables.output_table import OutputTable
+from ackline.tables.schemas import TABLES
 from tests.outputs.kept_lane import plan_of
 from tests.worker.disk_lane import lane_of
 
@@ -154,6 +155,41 @@ def test_i16_a_table_that_gets_another_name_and_its_old_one_again_takes_each_tur
         newest = store.newest()
         assert newest is not None
         assert older_copies(store, newest) == {}
+
+
+def test_a_table_that_still_waits_for_the_newest_turn_is_no_older_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: Any) -> bool:
+        raise FatalError("the table is away")
+
+    with lane_of(EMITS) as lane:
+        lane.produce(b"{}")
+        lane.run()
+        lane.produce(b"{}")
+        monkeypatch.setattr(OutputTable, "append", away)
+        lane.run_fails(FatalError, "the table is away")
+        store = lane.adapters().store
+        newest = store.newest()
+        assert newest is not None
+        assert (newest.turn.n, older_copies(store, newest)) == (2, {})
+
+
+def test_a_ledger_from_before_a_reset_is_found_by_its_table_until_its_epoch_is_a_new_one() -> None:
+    with lane_of(EMITS) as lane:
+        lane.produce(b"{}")
+        lane.run()
+        for name in TABLES:
+            shutil.copytree(lane.root / "lane" / name, lane.root / "copy" / name)
+        lane.perform(TurnKind.RESET)
+        lane.produce(b"{}")
+        lane.run()
+        for name in TABLES:
+            shutil.rmtree(lane.root / "lane" / name)
+            shutil.move(lane.root / "copy" / name, lane.root / "lane" / name)
+        lane.world.committed.clear()
+        for epoch in (0, 1):
+            lane.run_fails(LedgerError, "turn 1 of lane live, epoch 1, .*ACKLINE_AUDIT is an older copy")
+            assert lane.perform(TurnKind.RESET).plan.turn.epoch == epoch
+        assert lane.run().calls == 1
 
 
 def test_doctor_names_the_outputs(tmp_path: Path) -> None:

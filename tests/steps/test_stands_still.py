@@ -225,6 +225,18 @@ def test_i18_a_right_that_the_login_lacks_is_granted() -> None:
     goes_on(lane)
 
 
+def test_a_right_to_read_a_topic_is_not_needed_while_the_topic_is_paused(operator: Operator) -> None:
+    lane = MemoryLane(OK, topics=("orders", "payments"))
+    lane.create("payments", records=1)
+    lane.run()
+    lane.world.denied = {("READ", "topic", "payments")}
+    with pytest.raises(MissingRights, match="Read on topic payments"):
+        lane.run()
+    operator.does(lane, "`ackline pause lane --topic payments --reason test`", "pause")
+    lane.produce(OK)
+    assert lane.run().calls == 1
+
+
 def test_i18_a_commit_of_the_tables_that_is_missing_is_restored() -> None:
     lane = MemoryLane(OK).after_run()
     newest = lane.newest()

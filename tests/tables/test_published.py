@@ -43,6 +43,10 @@ OLDER_TABLE, OLDER_LEDGER = "the table is an older copy", "ACKLINE_AUDIT is an o
         ({of(0): at(3)}, Published(None, (), (of(1), at(9))), OLDER_TABLE),
         ({}, Published(None, (), (of(1), at(9))), None),
         ({of(2): at(3)}, Published(None, (), (of(1), at(9))), OLDER_LEDGER),
+        # a ledger from before a reset, which a later epoch has followed
+        ({of(3): at(1), of(2): at(5)}, Published(at(5)), f"holds turn 1 of .* epoch 3, .*{OLDER_LEDGER}"),
+        ({of(3, "other"): at(1), of(2): at(5)}, Published(at(5)), None),
+        ({of(3, lane="backfill-b"): at(1), of(2): at(5)}, Published(at(5)), None),
         # a ledger that has another id since it was adopted
         ({of(2, "old"): at(8)}, Published(None, (), (of(2, "old"), at(9))), OLDER_TABLE),
         ({of(2, "old"): at(12)}, Published(None, (), (of(2, "old"), at(9))), None),

@@ -109,8 +109,9 @@ def perform_action(
 
     taken = take_turn(adapters, f"taking the turn of a {kind}", (kind,), begin=begin, end=refuse, make=make)
     assert taken.plan is not None  # `make` always returns one
-    found = _older_copies(adapters, taken.before, kind, adopts_ledger)  # before a reset takes the tables as they are
     try:
+        # Before the settlement, because a reset takes the tables as they are.
+        found = _older_copies(adapters, taken.before, kind, adopts_ledger)
         settle_turn(adapters, taken.plan, taken.before)
     except AcklineError as error:
         error.add_advice(f"{taken.plan.turn}, the {kind}, is stored: the next run settles it")

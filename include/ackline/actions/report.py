@@ -22,6 +22,7 @@ from ackline.ledger.offsets import TopicPartition, count
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.turns import LIVE, Plan, SettledPartition, Settlement, TurnId, TurnKind
 from ackline.steps.decide import skipped_by, states_after
+from ackline.tables.published import OLDER_TABLE
 from ackline.tables.turn_outcomes import TurnOutcomes
 
 T = TypeVar("T")
@@ -213,11 +214,14 @@ def action_text(action: PreparedAction, done: bool) -> str:
 
 
 def _older_copies(action: PreparedAction) -> list[str]:
-    return [
-        f"{why[:1].upper()}{why[1:]}. Records that are handled again publish their rows there again; all other rows "
-        f"stay as they are."
-        for why in action.older_copies.values()
-    ]
+    lines = []
+    for why in action.older_copies.values():
+        then = "Records that are handled again publish their rows there again; all other rows stay as they are"
+        if OLDER_TABLE in why and action.plan.kind is not TurnKind.RESET:
+            then = f"The next run stops, until the table is restored or `ackline reset {action.plan.turn.pipeline}` "
+            then += "takes it as it is"
+        lines.append(f"{why[:1].upper()}{why[1:]}. {then}.")
+    return lines
 
 
 def totals_lines(changes: Mapping[TopicPartition, PartitionChange], done: bool) -> list[str]:

@@ -9,5 +9,4 @@ def provider_info() -> dict[str, Any]:
         "package-name": "ackline",
         "name": "Ackline",
         "description": "Replays Kafka in bounded batches with Spark and Delta, and never loses track of a record",
-        "plugins": [{"name": "ackline", "plugin-class": "ackline.ui.plugin.AcklinePlugin"}],
     }

@@ -21,7 +21,7 @@ from ackline.in_flight.ack_topic import unread_answers
 from ackline.lane.adapters import Adapters, Progress
 from ackline.lane.log_checks import check_not_truncated, check_topic_not_recreated, other_log_error
 from ackline.lane.plans import LaneRanges, check_settings_unchanged, chosen_in, lane_ranges, new_plan
-from ackline.lane.rights import check_rights
+from ackline.lane.rights import check_rights_to_read
 from ackline.ledger import planning
 from ackline.ledger.account import Account, Chosen, account_of, chosen_of
 from ackline.ledger.backoff import FOREVER
@@ -106,7 +106,7 @@ def _next_plan(
     unfinished = _unfinished(newest, chosen)
     if not unfinished:
         return None
-    check_rights(adapters)
+    check_rights_to_read(adapters, {tp.topic for tp in unfinished})
     check_dead_letter_topic(adapters)
     check_settings_unchanged(adapters, newest)
     logs = _logs(adapters, unfinished, chosen)

@@ -5,12 +5,13 @@ rights are, on a topic that is read, Read; on the dead-letter topic and on outpu
 which Kafka lets offsets be committed, or Describe in a pipeline that commits none. Read and Write include Describe.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from ackline.errors import MissingRights
 from ackline.kafka.config import brokers
 from ackline.lane.adapters import Adapters
+from ackline.ledger.turns import Settlement
 
 
 class Right(NamedTuple):
@@ -36,13 +37,10 @@ def needed_rights(adapters: Adapters, topics: Iterable[str]) -> list[Right]:
     ]
 
 
-def missing_rights(adapters: Adapters) -> list[Right]:
-    """Returns the rights that the login lacks, of those that the broker tells about: a topic that does not exist has
-    none, unless the login may not even ask for it."""
-    block = adapters.pipeline.kafka
-    # Of topics of a pattern the broker lists only those that the login may describe.
-    named = block.named_topics or [name for name in adapters.cluster.names() if block.subscribes_to_topic(name)]
-    needed = needed_rights(adapters, named)
+def missing_rights(adapters: Adapters, topics: Collection[str] | None = None) -> list[Right]:
+    """Returns the rights that the login lacks to read `topics`, by default all of the subscription, of those that the
+    broker tells about: a topic that does not exist has none, unless the login may not even ask for it."""
+    needed = needed_rights(adapters, _subscribed(adapters) if topics is None else topics)
     of_topics = adapters.cluster.operations({right.name for right in needed if right.kind == "topic"})
     known = [name for name, operations in of_topics.items() if operations]
     of_group = adapters.group.operations(*known[:1])
@@ -50,9 +48,24 @@ def missing_rights(adapters: Adapters) -> list[Right]:
     return [right for right, operations in allowed if operations is not None and right.operation not in operations]
 
 
-def check_rights(adapters: Adapters) -> None:
-    """Raises MissingRights, with each right that the login lacks."""
-    if missing := missing_rights(adapters):
+def check_rights(adapters: Adapters, newest: Settlement | None) -> None:
+    """Raises MissingRights, with each right that the login lacks for a run. Of a topic whose partitions are all paused,
+    a run reads nothing."""
+    lane = newest.partitions if newest is not None else {}
+    paused = {tp.topic for tp in lane} - {tp.topic for tp, row in lane.items() if not row.paused}
+    check_rights_to_read(adapters, [topic for topic in _subscribed(adapters) if topic not in paused])
+
+
+def _subscribed(adapters: Adapters) -> list[str]:
+    """Returns the topics that the file names; of a pattern those that the login may describe, because the broker lists
+    no others."""
+    block = adapters.pipeline.kafka
+    return list(block.named_topics or filter(block.subscribes_to_topic, adapters.cluster.names()))
+
+
+def check_rights_to_read(adapters: Adapters, topics: Collection[str]) -> None:
+    """Raises MissingRights, with each right that the login lacks for a run that reads these topics."""
+    if missing := missing_rights(adapters, topics):
         raise MissingRights(rights_text(adapters, missing))
 
 

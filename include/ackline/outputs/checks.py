@@ -237,23 +237,11 @@ def _check_last_published(adapters: Adapters, outputs: Iterable[Output]) -> None
     newest = adapters.store.newest()
     if newest is None or not newest.outputs:
         return
-    of_newest = OutputsOfTurn.decode(newest.outputs)
-    application = application_of(adapters.store.ledger_id(), newest.turn)
-    published = last_published(adapters.store, newest, application)
-    # A run publishes the newest turn before it stores its plan. Until then a table holds the turn before it; afterwards
-    # such a table is an older copy.
-    waiting = of_newest.tables
-    if waiting and adapters.store.is_published(newest.turn):
-        waiting = {}
+    lane = _OutputsOfLane(adapters.store, newest)
+    application = lane.application
     for output in outputs:
         assert output.table is not None
-        held = table_of(adapters.store, output.table).transactions()
-        expected = published_in(adapters.store, published, output.table)
-        waits = of_table(adapters.store, waiting, output.table)
-        if waits and held.get(application) != of_newest.number:
-            given_up = of_table(adapters.store, of_newest.given_up, output.table)
-            earlier = _newest_of(of_table(adapters.store, of_newest.earlier, output.table))
-            expected = Published(waits[0].after, [number for numbers in given_up for number in numbers], earlier)
+        held, expected = lane.held_and_expected(output.table)
         try:
             check_last_published(newest.turn, output.table, held, application, expected)
         except LedgerError:
@@ -267,15 +255,38 @@ def _check_last_published(adapters: Adapters, outputs: Iterable[Output]) -> None
             return  # another process has published a later turn meanwhile, and this one's plan is refused
 
 
+class _OutputsOfLane:
+    """What a lane has published in each output table, as of its newest settlement."""
+
+    def __init__(self, store: LedgerStore, newest: Settlement) -> None:
+        self._store = store
+        self._newest = OutputsOfTurn.decode(newest.outputs) if newest.outputs else None
+        self.application = application_of(store.ledger_id(), newest.turn)
+        self.published = last_published(store, newest, self.application)
+        # A run publishes the newest turn before it stores its plan. Until then a table holds the turn before it;
+        # afterwards such a table is an older copy.
+        self._waiting = self._newest.tables if self._newest is not None else {}
+        if self._waiting and store.is_published(newest.turn):
+            self._waiting = {}
+
+    def held_and_expected(self, name: str) -> tuple[Mapping[str, int], Published]:
+        """Returns all transaction ids of a table, and what the lane expects among them."""
+        held, waits = table_of(self._store, name).transactions(), of_table(self._store, self._waiting, name)
+        newest = self._newest
+        if newest is None or not waits or held.get(self.application) == newest.number:
+            return held, published_in(self._store, self.published, name)
+        given_up = [number for numbers in of_table(self._store, newest.given_up, name) for number in numbers]
+        return held, Published(waits[0].after, given_up, _newest_of(of_table(self._store, newest.earlier, name)))
+
+
 def older_copies(store: LedgerStore, newest: Settlement) -> dict[str, str]:
     """Returns by output table why the table or the ledger is an older copy; empty if each table that can be read holds
     what the lane of the store has published there last."""
-    application = application_of(store.ledger_id(), newest.turn)
-    published, found = last_published(store, newest, application), dict[str, str]()
-    for name in {place_of(store, name): name for name in published}.values():
+    lane, found = _OutputsOfLane(store, newest), dict[str, str]()
+    for name in {place_of(store, name): name for name in lane.published}.values():
         with suppress(AcklineError):  # of a table that can't be read, which is another state
-            held, last = table_of(store, name).transactions(), published_in(store, published, name)
-            if why := older_copy(newest.turn, name, held, application, last):
+            held, expected = lane.held_and_expected(name)
+            if why := older_copy(newest.turn, name, held, lane.application, expected):
                 found[name] = why
     return found
 

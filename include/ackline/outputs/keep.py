@@ -90,6 +90,8 @@ def _settled_outputs(
         table = _written(adapters, plan, name, sources, attempts, application, last)
         if last.given_up:
             given_up[name] = tuple(last.given_up)
+        if last.earlier is not None:
+            earlier[name] = last.earlier  # perhaps under another name of the table
         if table.rows or table.files is None:
             tables[name] = table
     # Two processes that settle the turn from the same rows publish the same under the same number.

@@ -96,7 +96,7 @@ def load(path: Path) -> Pipeline:
         )
     try:
         pipeline = Pipeline.model_validate(data)
-        pipeline._folder = path.resolve().parent
+        pipeline._folder = path.parent.resolve()  # not that of a link in the folder
         return pipeline
     except ValidationError as error:
         problems = error.errors(include_url=False)

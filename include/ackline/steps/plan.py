@@ -203,7 +203,7 @@ class _Planning:
         """Returns what Kafka shows, after the checks that come before the first write, so that a run which can't work
         leaves no trace. The broker is checked first: it fails most often, and within seconds."""
         self.adapters.cluster.reachable()
-        check_rights(self.adapters)  # before requests that the broker would refuse one after the other
+        check_rights(self.adapters, newest)  # before requests that the broker would refuse one after the other
         view = observe_kafka(self.adapters, newest)
         check_dead_letter_topic(self.adapters)
         _check_topics_exist(self.adapters, newest, view)
@@ -214,6 +214,8 @@ class _Planning:
 def preview(adapters: Adapters) -> Planned:
     """Returns what `plan` would store; stores nothing. A lane that has not begun is shown at its initial positions."""
     newest, open_plan = adapters.newest_and_open_plan()
+    adapters.cluster.reachable()
+    check_rights(adapters, newest)
     view = observe_kafka(adapters, newest)
     check_dead_letter_topic(adapters)
     if open_plan:

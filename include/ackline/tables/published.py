@@ -45,6 +45,10 @@ def has_turn(store: LedgerStore, turn: TurnId, outputs: OutputsOfTurn, name: str
     return False
 
 
+OLDER_TABLE = "the table is an older copy"
+OLDER_LEDGER = "as another ledger has stored it: ACKLINE_AUDIT is an older copy of the ledger"
+
+
 class Published(NamedTuple):
     """What a lane and epoch have published in an output table last."""
 
@@ -78,6 +82,13 @@ def older_copy(turn: TurnId, table: str, held: Mapping[str, int], application: s
     `held` are all transaction ids of the table, `application` is that of the lane and epoch. None, too, if the table
     holds nothing of the lane: then a user has made it anew.
     """
+    ledger, later = application.split("/")[1], dict[int, int]()
+    for of, number in held_of_lane(held, application, turn, published).items():
+        if of.split("/")[1] == ledger and (epoch := int(of.split("/")[4])) > turn.epoch:
+            later[epoch] = number  # under this id of the ledger, which another copy of it has had too
+    if later:
+        epoch = max(later)
+        return _text(table, f"holds turn {turn_in(later[epoch])} of lane {turn.lane}, epoch {epoch}", OLDER_LEDGER)
     last, expected = held.get(application), published.number
     if last is not None and (last == expected or last in published.given_up):
         return None
@@ -90,10 +101,12 @@ def older_copy(turn: TurnId, table: str, held: Mapping[str, int], application: s
     else:
         text = f"holds turn {turn_in(last)} {of_lane}"
     if newest is not None and (last is None or turn_in(newest) > turn_in(last)):
-        what = f"{text}, and the ledger has published turn {turn_in(newest)} there: the table is an older copy"
-    else:
-        what = f"{text}, as another ledger has stored it: ACKLINE_AUDIT is an older copy of the ledger"
-    return f"the output table {scrub_address(table)} {what}"
+        return _text(table, text, f"and the ledger has published turn {turn_in(newest)} there: {OLDER_TABLE}")
+    return _text(table, text, OLDER_LEDGER)
+
+
+def _text(table: str, held: str, what: str) -> str:
+    return f"the output table {scrub_address(table)} {held}, {what}"
 
 
 def held_of_lane(held: Mapping[str, int], application: str, turn: TurnId, published: Published) -> dict[str, int]:
