@@ -57,7 +57,7 @@ class Client:
                 self.stored[TopicPartition(tp.topic, tp.partition)] = Committed(tp.offset, tp.metadata)
         return {request.group_id: SimpleNamespace(result=lambda _: SimpleNamespace(topic_partitions=answers))}
 
-    def describe_consumer_groups(self, names: list[str], request_timeout: float) -> dict[str, Any]:
+    def describe_consumer_groups(self, names: list[str], request_timeout: float, **_: bool) -> dict[str, Any]:
         return {name: SimpleNamespace(result=lambda _: SimpleNamespace(members=[])) for name in names}
 
     def poll(self, _: float) -> None:
