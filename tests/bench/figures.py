@@ -101,10 +101,10 @@ def reset_peak() -> None:
 
 
 def memory(name: str, pid: int | str = "self") -> int:
-    """Returns a line of the status of a process in bytes: VmRSS is its memory, VmHWM the peak of it."""
+    """Returns a line of the status of a process in bytes: VmRSS is its memory, VmHWM the peak of it. 0 for one that has
+    ended and that its parent has not waited for."""
     line = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert line is not None
-    return int(line[1]) * 1024
+    return int(line[1]) * 1024 if line is not None else 0
 
 
 def descendants_peak(pid: int) -> int:
