@@ -54,7 +54,12 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = env / "bin" / "python"
     ask = [str(found), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     site = Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip())
-    (site / "locked.pth").write_text(sysconfig.get_path("purelib"))
+    locked = folder / "locked"  # without the project itself, whose plugin would be there twice
+    locked.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith(("ackline-", "__editable__")):
+            (locked / path.name).symlink_to(path)
+    (site / "locked.pth").write_text(str(locked))
     [wheel] = map(str, dist.iterdir())
     install = [*pip, "--python", str(found), "install", *offline, "--ignore-installed", wheel]
     subprocess.run(install, check=True, cwd=folder)
