@@ -263,7 +263,7 @@ def test_a_connection_reaches_the_tables(root: str, s3: ObjectStore, monkeypatch
 def test_log_and_data_are_in_one_store_whichever_variable_names_it(
     root: str, s3: ObjectStore, monkeypatch: pytest.MonkeyPatch, obeyed: str
 ) -> None:
-    """The other variables name a store that nobody runs."""
+    """At the address that the other variables name, no store listens."""
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_ports(1)[0]}")
     monkeypatch.setenv(obeyed, s3.endpoint)

@@ -255,7 +255,7 @@ ANSWERS = mostly(
 
 
 def _forged(body: Any) -> bytes:
-    """A token with this body and a signature of nobody."""
+    """A token with this body, signed with no key of the lane."""
     return base64.urlsafe_b64encode(json.dumps(body).encode() + b"\0" * 32).rstrip(b"=")
 
 
@@ -277,4 +277,4 @@ FORGED = one_of(
     *[_forged([*_BODY[:place], part, *_BODY[place + 1 :]]) for place in range(len(_BODY)) for part in _PARTS],
     _forged(nested(900)), _forged({str(place): 1 for place in range(9)}), _forged(_BODY[1:]), b"A" * 99, b"A" * 2001,
 ) | st.binary(max_size=99)  # fmt: skip
-"""Keys that nobody has signed: tokens with one part of another kind, and what is none."""
+"""Keys that Ackline has not signed: tokens with one part of another kind, and what is no token."""

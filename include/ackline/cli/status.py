@@ -209,7 +209,8 @@ def _show_all(now: str | None, as_json: bool) -> None:
 
 
 def _comes_first(status: PipelineStatus) -> bool:
-    """Returns whether the problem of a pipeline is told before the table: each run stops, or a part stands still."""
+    """Returns whether the overview prints a line about a pipeline before its table: each run stops, or a part of the
+    lane stands still."""
     return status.problem is not None and (status.stands_still is not None or status.health <= Health.STOPPED)
 
 

@@ -211,7 +211,7 @@ class StoppedRun:
     command: str
     """The command that ends it."""
     lasting: bool
-    """Whether each run stops so until somebody acts; False for an error that may end by itself."""
+    """Whether each run stops so until an operator acts; False for an error that may end by itself."""
 
     @classmethod
     def of(cls, error: AcklineError, pipeline: str, run_id: str, at: datetime) -> "StoppedRun":

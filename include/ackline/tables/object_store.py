@@ -214,16 +214,6 @@ def arrow_filesystem(folder: str) -> tuple[pafs.FileSystem, str]:
 
 
 def _s3(options: Mapping[str, str]) -> pafs.FileSystem:
-    for name in _ENDPOINTS:
-        # delta-rs obeys the first one even beside an option, and the others where there is no option.
-        if os.environ.get(name, options.get(_ENDPOINT)) != options.get(_ENDPOINT) and (
-            name == _ENDPOINTS[0] or _ENDPOINT not in options
-        ):
-            raise ConfigError(
-                f"{name} is set, and the object store has another endpoint, or none: the log of a table and its data "
-                f"would be in different stores; unset it",
-                key=name,
-            )
     endpoint = urlsplit(options.get(_ENDPOINT, ""))
     arguments: dict[str, Any] = {
         "access_key": options.get("aws_access_key_id"),
