@@ -10,7 +10,7 @@ PYTEST := pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 CHECKED := $(wildcard include tests dags plugins spark_jobs)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-deep test-unit check format demo up down bench screenshots chaos lock clean
+.PHONY: help setup test test-deep test-unit check format demo up down bench screenshots chaos docs lock clean
 
 help: ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -37,14 +37,14 @@ test-unit: setup ## the tests without a broker, Spark or Airflow
 	@$(PYTEST) -m "not real"
 
 check: setup ## ruff, mypy, and deptry: what is imported is declared, and what is declared imported
-	@ruff check $(CHECKED)
-	@ruff format --check $(CHECKED)
+	@ruff check $(CHECKED) scripts
+	@ruff format --check $(CHECKED) scripts
 	@mypy $(CHECKED)
 	@deptry --no-ansi .
 
 format: setup ## let ruff lay out the code
-	@ruff check --fix --select I $(CHECKED)
-	@ruff format $(CHECKED)
+	@ruff check --fix --select I $(CHECKED) scripts
+	@ruff format $(CHECKED) scripts
 
 bench: setup ## throughput, as ratios; then what each size costs, with its aim
 	@python -m tests.bench.run
@@ -63,9 +63,13 @@ chaos: setup ## rules broken on purpose are found, then 100,000 random steps hol
 	@pytest tests/chaos/test_state_machine.py -k noticed
 	@python -m tests.chaos.run --steps $(or $(STEPS),100000) $(if $(SEED),--seed $(SEED))
 
+docs: setup ## the documents as a site in .ackline/site, with all links checked
+	@scripts/docs.sh
+
 lock: setup ## compile the requirements.in files and ivy.xml into their locks, as new as they allow
 	$(UV_COMPILE) --upgrade --output-file requirements.lock --quiet requirements.in
 	$(UV_COMPILE) --upgrade --output-file tests/support/object_store/requirements.txt --quiet tests/support/object_store/requirements.in
+	$(UV_COMPILE) --upgrade --output-file scripts/docs/requirements.txt --quiet scripts/docs/requirements.in
 	python -m ackline.spark.jars lock
 
 clean: ## remove the virtual environment and all caches in the tree; the JARs' cache stays

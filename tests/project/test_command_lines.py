@@ -25,6 +25,7 @@ TARGETS = {
     "setup": "tests/project/test_setup.py",
     "bench": "tests/bench/test_bench.py",
     "chaos": "tests/project/test_command_lines.py",
+    "docs": "tests/project/test_site.py",
     "screenshots": "tests/ui/test_browser.py",
     "test": "it is this suite",
     "test-deep": "it is this suite",
