@@ -20,8 +20,11 @@ GATES = ("plan opened", "planned", "handling", "settle opened", "acked")
 it has stored anything and between its settlement and its commit."""
 CODE = '''
 import os, pathlib, time
+from ackline.lane.listeners import ListenerThread
 from ackline.listener import Listener
 from tests.support import journal
+
+ListenerThread.__init__.__defaults__ = (600.0,)  # a listener that waits at a gate is not given up
 
 def wait_at(pipeline, gate):
     """Waits as long as the gate is closed: its file is there. Says in another file which process waits."""
@@ -71,17 +74,20 @@ class Gated:
         """Starts a run, waits until it has ended, and returns its state."""
         return self.airflow.wait(self.dag, self.airflow.trigger(self.dag), SECONDS)
 
-    def run_to(self, gate: str) -> tuple[str, ProcessIdentity]:
-        """Closes a gate and starts a run. Returns the run, and the process that waits at the gate."""
-        closed = self._file(gate)
-        closed.touch()
-        run, reached = self.airflow.trigger(self.dag), closed.with_suffix(".reached")
+    def start_to(self, gate: str) -> str:
+        """Closes a gate, starts a run, and returns it at once."""
+        self._file(gate).touch()
+        return self.airflow.trigger(self.dag)
+
+    def reached(self, gate: str, run: str) -> ProcessIdentity:
+        """Waits until a process of the run waits at the gate, and returns it."""
+        reached = self._file(gate).with_suffix(".reached")
         assert wait_until(lambda: reached.exists() and bool(reached.read_text()), SECONDS), self.airflow.task_states(
             self.dag, run
         )
         process = ProcessIdentity.of(int(reached.read_text()))
         assert process is not None
-        return run, process
+        return process
 
     def open(self, gate: str) -> None:
         """Opens a gate."""

@@ -3,14 +3,17 @@ database is locked. The independent checker judges what each of these leaves beh
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
+from ackline.tables.lease import ProcessIdentity
 from tests.airflow.gated import GATES, SECONDS, Gated, task_of
 from tests.airflow.project import Project, drivers, served_airflow
 from tests.airflow.served import migrate
@@ -18,51 +21,88 @@ from tests.airflow.served import migrate
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
 
 
-def gated_pipeline(project: Project, airflow: LocalAirflow, broker: Broker, name: str) -> Gated:
+@dataclass(slots=True)
+class Waiting:
+    """A run that waits at a gate."""
+
+    lane: Gated
+    gate: str
+    run: str
+    process: ProcessIdentity
+
+    @property
+    def calls(self) -> set[int]:
+        """How often a record may be handled if the task at the gate is done again."""
+        return {1, 2} if self.gate == "handling" else {1}
+
+    def wait_for_end_of_process(self) -> None:
+        assert wait_until(lambda: not self.process.alive(), SECONDS), self.gate
+
+    def wait_for_end_of_driver(self) -> None:
+        assert wait_until(lambda: not drivers(self.lane.name), SECONDS), self.gate
+
+
+def gated_pipeline(project: Project, airflow: LocalAirflow, broker: Broker) -> Gated:
     """A pipeline with three records."""
+    name = f"p{uuid.uuid4().hex[:8]}"
     broker.create_topic(name)
     made = Gated(project, airflow, name)
     made.produce()
     return made
 
 
+def runs_at(gates: Sequence[str], project: Project, airflow: LocalAirflow, broker: Broker) -> list[Waiting]:
+    """Returns a run of a pipeline of its own for each gate, waiting there: what happens next happens to all at once."""
+    lanes = [(gated_pipeline(project, airflow, broker), gate) for gate in gates]
+    runs = [lane.start_to(gate) for lane, gate in lanes]
+    return [Waiting(lane, gate, run, lane.reached(gate, run)) for (lane, gate), run in zip(lanes, runs, strict=True)]
+
+
 # ---- a task is marked or cleared by hand, in the Airflow of the session
 
 
-@pytest.fixture
-def gated(served_project: Project, served: LocalAirflow, broker: Broker, pipeline: str) -> Gated:
-    return gated_pipeline(served_project, served, broker, pipeline)
+@pytest.fixture(params=[GATES[:3], GATES[3:]], ids=["plan and replay", "settle"])
+def at_each_gate(
+    request: pytest.FixtureRequest, served_project: Project, served: LocalAirflow, broker: Broker
+) -> list[Waiting]:
+    """Two groups, because the Airflow of the tests runs four tasks at once."""
+    return runs_at(request.param, served_project, served, broker)
 
 
-@pytest.mark.parametrize("gate", GATES)
 def test_fault_35_a_task_marked_successful_while_it_works_proves_nothing_and_the_next_run_goes_on(
-    gated: Gated, gate: str
+    at_each_gate: list[Waiting],
 ) -> None:
     """Airflow ends its process, and starts the task after it. Only replay's outcomes let settle go on (I1)."""
-    run, process = gated.run_to(gate)
-    gated.mark(run, task_of(gate), "success")
-    assert wait_until(lambda: not process.alive(), SECONDS)
-    gated.open(gate)
-    assert gated.wait(run) == ("failed" if gate == "handling" else "success")
-    assert gated.airflow.task_states(gated.dag, run)[task_of(gate)] == "success"
-    assert gated.committed() == (3 if gate == "planned" else None)
-    gated.judge()
-    assert gated.run() == "success"
-    gated.check_all_acked(3, {1, 2} if gate == "handling" else {1})
+    for at in at_each_gate:
+        at.lane.mark(at.run, task_of(at.gate), "success")
+    for at in at_each_gate:
+        at.wait_for_end_of_process()
+        at.lane.open(at.gate)
+    for at in at_each_gate:
+        assert at.lane.wait(at.run) == ("failed" if at.gate == "handling" else "success"), at.gate
+        assert at.lane.airflow.task_states(at.lane.dag, at.run)[task_of(at.gate)] == "success"
+        assert at.lane.committed() == (3 if at.gate == "planned" else None), at.gate
+        at.lane.judge()
+        assert at.lane.run() == "success"
+        at.lane.check_all_acked(3, at.calls)
 
 
-@pytest.mark.parametrize("gate", GATES)
-def test_fault_35_a_task_cleared_while_it_works_is_done_again_and_the_run_goes_on(gated: Gated, gate: str) -> None:
-    run, process = gated.run_to(gate)
-    gated.airflow.clear(gated.dag, run, task_of(gate))
-    assert wait_until(lambda: not process.alive(), SECONDS)
-    gated.open(gate)
-    assert gated.wait(run) == "success"
-    gated.check_all_acked(3, {1, 2} if gate == "handling" else {1})
+def test_fault_35_a_task_cleared_while_it_works_is_done_again_and_the_run_goes_on(at_each_gate: list[Waiting]) -> None:
+    for at in at_each_gate:
+        at.lane.airflow.clear(at.lane.dag, at.run, task_of(at.gate))
+    for at in at_each_gate:
+        at.wait_for_end_of_process()
+        at.lane.open(at.gate)
+    for at in at_each_gate:
+        assert at.lane.wait(at.run) == "success", at.gate
+        at.lane.check_all_acked(3, at.calls)
 
 
-def test_s53_fault_35_tasks_of_a_finished_run_that_are_cleared_one_by_one_take_the_next_turn(gated: Gated) -> None:
+def test_s53_fault_35_tasks_of_a_finished_run_that_are_cleared_one_by_one_take_the_next_turn(
+    served_project: Project, served: LocalAirflow, broker: Broker
+) -> None:
     """Each does its own step alone, in any order, and repeats nothing that was acked."""
+    gated = gated_pipeline(served_project, served, broker)
     run = gated.airflow.trigger(gated.dag)
     assert gated.wait(run) == "success"
     gated.produce(2)
@@ -111,41 +151,43 @@ def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture
-def alone(project: Project, airflow: LocalAirflow, broker: Broker, pipeline: str) -> Gated:
-    return gated_pipeline(project, airflow, broker, pipeline)
+def waiting(project: Project, airflow: LocalAirflow, broker: Broker) -> list[Waiting]:
+    return runs_at(("planned", "handling", "acked"), project, airflow, broker)
 
 
-@pytest.mark.parametrize("gate", ["planned", "handling", "acked"])
-def test_fault_35_a_task_whose_scheduler_is_killed_ends_its_step_and_the_next_scheduler_goes_on(
-    alone: Gated, airflow: LocalAirflow, gate: str
+def test_fault_35_tasks_whose_scheduler_is_killed_end_their_step_and_the_next_scheduler_goes_on(
+    waiting: list[Waiting], airflow: LocalAirflow
 ) -> None:
     """The scheduler alone is killed, so no record is handled twice."""
-    run, process = alone.run_to(gate)
     airflow.kill_scheduler()
-    alone.judge()
-    alone.open(gate)
-    assert wait_until(lambda: not process.alive() and not drivers(alone.name), SECONDS)
-    assert alone.committed() == (3 if gate == "acked" else None)
-    alone.judge()
+    for at in waiting:
+        at.lane.judge()
+        at.lane.open(at.gate)
+    for at in waiting:
+        at.wait_for_end_of_process()
+        at.wait_for_end_of_driver()
+        assert at.lane.committed() == (3 if at.gate == "acked" else None)
+        at.lane.judge()
     airflow.start_ended()
-    assert alone.wait(run) == "success"
-    alone.check_all_acked(3, {1})
+    for at in waiting:
+        assert at.lane.wait(at.run) == "success", at.gate
+        at.lane.check_all_acked(3, {1})
 
 
-@pytest.mark.parametrize("gate", ["planned", "handling", "acked"])
-def test_fault_35_a_task_that_is_killed_with_its_scheduler_is_done_again(
-    alone: Gated, airflow: LocalAirflow, gate: str
+def test_fault_35_tasks_that_are_killed_with_their_scheduler_are_done_again(
+    waiting: list[Waiting], airflow: LocalAirflow
 ) -> None:
-    """The container of the scheduler ends, with tasks and Spark. The next scheduler finds that the task has no process
-    any more."""
-    run, process = alone.run_to(gate)
+    """The container of the scheduler ends, with tasks and Spark. The next scheduler finds that the tasks have no
+    processes any more."""
     airflow.kill_scheduler(tasks=True)
-    assert not process.alive()
-    alone.judge()
-    alone.open(gate)
+    for at in waiting:
+        assert not at.process.alive()
+        at.lane.judge()
+        at.lane.open(at.gate)
     airflow.start_ended()
-    assert alone.wait(run) == "success"
-    alone.check_all_acked(3, {1, 2} if gate == "handling" else {1})
+    for at in waiting:
+        assert at.lane.wait(at.run) == "success", at.gate
+        at.lane.check_all_acked(3, at.calls)
 
 
 @contextmanager
@@ -159,15 +201,17 @@ def locked(airflow: LocalAirflow) -> Iterator[None]:
         assert process.wait(LOCK_SECONDS + 60) == 0
 
 
-@pytest.mark.parametrize("gate", ["planned", "handling", "acked"])
-def test_fault_35_a_run_goes_on_after_the_database_was_locked_for_60_seconds(
-    alone: Gated, airflow: LocalAirflow, gate: str
+def test_fault_35_runs_go_on_after_the_database_was_locked_for_60_seconds(
+    waiting: list[Waiting], airflow: LocalAirflow
 ) -> None:
-    """The task ends its step meanwhile, and can't report it. Scheduler and DAG processor end, and are started again."""
-    run, _ = alone.run_to(gate)
+    """The tasks end their steps meanwhile, and can't report it. Scheduler and DAG processor end, and are started
+    again."""
     with locked(airflow):
-        alone.open(gate)
-    alone.judge()
+        for at in waiting:
+            at.lane.open(at.gate)
+    for at in waiting:
+        at.lane.judge()
     airflow.start_ended()
-    assert alone.wait(run) == "success" or alone.run() == "success"
-    alone.check_all_acked(3, {1, 2} if gate == "handling" else {1})
+    for at in waiting:
+        assert at.lane.wait(at.run) == "success" or at.lane.run() == "success", at.gate
+        at.lane.check_all_acked(3, at.calls)
