@@ -81,3 +81,4 @@ if ! there locked "$lock" || ! there project "$project" || ! .venv/bin/python -c
 fi
 exec 9>&-
 .venv/bin/python -m ackline.spark.jars fetch
+.venv/bin/python -m ackline.spark.jvm || true # without the archive Spark starts as well, in twice the time

@@ -21,6 +21,7 @@ from ackline.kafka.registry import Registry
 from ackline.local import broker as broker_module
 from ackline.local.broker import Broker
 from ackline.local.processes import free_ports
+from ackline.spark.jvm import make_archive
 from ackline.tables.store import LedgerStore
 from tests.airflow.served import served, served_project, statsd
 from tests.kafka import kafka_log
@@ -51,7 +52,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # A test starts processes by the dozen, each of which would compile the project's modules anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-os.environ["SPARK_SUBMIT_OPTS"] = class_data.options()
+os.environ["SPARK_SUBMIT_OPTS"] = class_data.FIRST_COMPILER
 broker_module.JVM.append(class_data.FIRST_COMPILER)
 # A proxy can't reach the servers that the tests start.
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
@@ -99,7 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Makes the archive of Spark's classes before the first test, if a test may start Spark."""
     if any(item.get_closest_marker("real") for item in session.items) and not session.config.option.collectonly:
-        class_data.make_archive()
+        make_archive()
 
 
 class MakeTopic(Protocol):

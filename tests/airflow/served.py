@@ -4,6 +4,7 @@ The pages of tests/ui, the scheduler's tests and Airflow's own backfill share it
 takes two gigabytes.
 """
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,12 +18,12 @@ from ackline.local.broker import Broker
 from ackline.spark.jars import cache_folder
 from tests.airflow.project import ROOT, AirflowCommand, Project, served_airflow
 from tests.airflow.statsd_receiver import Received, receiver
-from tests.support.class_data import digest
 
 
 def migrate(home: Path) -> None:
     """Puts Airflow's database, migrated, into a home. It is made once for each lock file, beside the JARs."""
-    kept = cache_folder().parent / f"airflow-{digest((ROOT / 'requirements.lock').read_text())}.db"
+    lock = hashlib.sha256((ROOT / "requirements.lock").read_bytes()).hexdigest()[:12]
+    kept = cache_folder().parent / f"airflow-{lock}.db"
     kept.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(kept.with_suffix(".lock")):
         if not kept.exists():

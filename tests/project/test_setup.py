@@ -133,7 +133,7 @@ def test_a_complete_setup_does_and_prints_nothing(machine: Machine) -> None:
     after = os.times()  # the computing of the processes that this one has started
     assert after.children_user + after.children_system - before.children_user - before.children_system < 1
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert machine.calls == ["-c ", "-m ackline.spark.jars fetch"]
+    assert machine.calls == ["-c ", "-m ackline.spark.jars fetch", "-m ackline.spark.jvm"]
 
 
 @pytest.mark.parametrize("change", ["stamp missing", "python missing", "lock changed", "tree moved"])
@@ -164,7 +164,7 @@ def test_another_setting_of_a_tool_changes_nothing(machine: Machine) -> None:
     with (machine.tree / "pyproject.toml").open("a") as file:
         file.write("\n[tool.another]\nsetting = 1\n")
     assert machine.setup().returncode == 0
-    assert machine.calls == ["-c ", "-m ackline.spark.jars fetch"]
+    assert machine.calls == ["-c ", "-m ackline.spark.jars fetch", "-m ackline.spark.jvm"]
 
 
 def test_a_changed_project_is_installed_into_the_environment_that_is_there(machine: Machine) -> None:

@@ -15,14 +15,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
 
-import ackline
 from ackline.airflow.driver import CONFIGURATION, FATAL, SECRETS, TASK, Secrets
 from ackline.errors import ConfigError
 from ackline.pipeline.folder import handlers_folder
@@ -104,11 +102,11 @@ class DriverHook(SparkSubmitHook):
 def driver_settings(master: str) -> dict[str, str]:
     """Returns the Spark settings of the driver: a quiet log, with a local master ports on loopback only, and with a
     standalone master the address in its network, as the command `ackline run` sets it."""
+    from ackline.spark.jvm import driver_options
     from ackline.spark.master import address_towards
 
-    log4j2 = Path(ackline.__file__).parent / "spark" / "log4j2.properties"
     settings = {
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j2.as_uri()} -XX:+UseParallelGC",
+        "spark.driver.extraJavaOptions": driver_options(),
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.catalogImplementation": "in-memory",
     }

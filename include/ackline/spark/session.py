@@ -296,12 +296,12 @@ def session_settings(master: str, block: SparkBlock, *, submitted: bool) -> dict
 
 def _own_settings(master: str, block: SparkBlock) -> dict[str, str]:
     from ackline.spark.jars import kafka_source_jars
+    from ackline.spark.jvm import driver_options
 
-    log4j2 = Path(__file__).with_name("log4j2.properties")
     settings = {
         "spark.master": master,
         "spark.driver.memory": block.driver_memory or os.environ.get("ACKLINE_SPARK_MEMORY", "1g"),
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j2.as_uri()} -XX:+UseParallelGC",
+        "spark.driver.extraJavaOptions": driver_options(),
         "spark.jars": ",".join(str(jar) for jar in kafka_source_jars()),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

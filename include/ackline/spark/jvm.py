@@ -1,0 +1,131 @@
+"""The options of a driver's JVM, and the archive of Spark's classes that makes it start in half the time.
+
+A JVM that starts Spark spends most of its time on loading some ten thousand classes. Java's class data sharing keeps
+them parsed in a file. The archive is a cache for this machine: a JVM of another Java, or with other JARs of Spark than
+those of the archive, starts without it as ever. `python -m ackline.spark.jvm` makes it, and `make setup` runs that.
+"""
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from filelock import FileLock
+
+from ackline.errors import AcklineError, TransientError
+from ackline.spark.jars import cache_folder, java
+
+LOAD_CLASSES = """
+from pyspark import SparkContext
+from ackline.spark.session import open_session
+
+def same(batches):
+    yield from batches
+
+session = open_session("classes")
+rows = session.createDataFrame([(number, str(number)) for number in range(100)], ["a", "b"])
+sums = rows.mapInArrow(same, rows.schema).repartition(3, "a").dropDuplicates(["b"]).groupBy("a").agg({"b": "max"})
+assert len(sums.sortWithinPartitions("a").collect()) == 100
+jvm = SparkContext._gateway.proc
+session.stop()
+SparkContext._gateway.shutdown()
+jvm.stdin.close()
+assert jvm.wait() == 0  # it has written the archive
+"""
+"""Opens a session as commands do, and runs a job with the operators of a replay."""
+_SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
+"""A JVM that can't use the archive says so in a warning that concerns no user."""
+_SECONDS = 240
+
+
+def driver_options() -> str:
+    """Returns the Java options of a driver: a quiet log, a collector for throughput, the archive if there is one."""
+    log4j2 = Path(__file__).with_name("log4j2.properties")
+    options = [f"-Dlog4j2.configurationFile={log4j2.as_uri()}", "-XX:+UseParallelGC", *archive_options()]
+    return " ".join(options)
+
+
+def archive_options() -> list[str]:
+    """Returns the options by which a JVM of Spark uses the archive; none if there is no archive for this Java."""
+    try:
+        found = archive()
+    except AcklineError:  # without Java, whoever starts Spark says so
+        return []
+    return [f"-XX:SharedArchiveFile={found}", *_SILENT.split()] if found is not None else []
+
+
+def archive() -> Path | None:
+    """Returns the archive for this Java and this pyspark; None if it does not exist, or is not as long as it was made.
+
+    A JVM crashes on an archive that was cut off, so its name holds its length. Raises ConfigError without Java.
+    """
+    folder, name = _place()
+    for file in folder.glob(f"{name}-*.jsa"):
+        if file.stem.removeprefix(f"{name}-") == str(file.stat().st_size):
+            return file
+    return None
+
+
+def make_archive() -> bool:
+    """Makes the archive unless it exists, in some 20 s. Returns whether this call has made it.
+
+    Several processes may call this at once: one of them makes the archive, and the others wait for it. Raises
+    TransientError if it can't be made, and ConfigError without Java or the JARs of Spark.
+    """
+    if archive() is not None:
+        return False
+    folder, name = _place()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f"{name}.lock", timeout=_SECONDS), tempfile.TemporaryDirectory(dir=folder) as scratch:
+            if archive() is not None:
+                return False
+            made = Path(scratch, name)
+            _dump(made)
+            # Its final name comes last, with its length, so no JVM ever meets a part of it.
+            made.replace(folder / f"{name}-{made.stat().st_size}.jsa")
+    except (OSError, subprocess.SubprocessError, TimeoutError) as error:
+        raise TransientError(f"no archive of Spark's classes, so each start of Spark takes longer: {error}") from None
+    return True
+
+
+def _place() -> tuple[Path, str]:
+    """The folder of the archive, which is that of the JARs, and how its name begins."""
+    program = Path(java()).resolve()
+    spark = importlib.util.find_spec("pyspark")
+    place = spark.submodule_search_locations if spark is not None else None
+    # A Java that was replaced at the same path needs an archive of its own.
+    key = f"{program}\0{program.stat().st_mtime_ns}\0{place}\0{version('pyspark')}"
+    return cache_folder(), f"classes-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+
+
+def _dump(file: Path) -> None:
+    environment = {
+        **os.environ,
+        "ACKLINE_SPARK_MASTER": "local[2]",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "SPARK_SUBMIT_OPTS": f"{_SILENT} -XX:ArchiveClassesAtExit={file}",
+    }
+    subprocess.run(
+        [sys.executable, "-c", LOAD_CLASSES],
+        env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=True,
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Makes the archive, and prints that it did, or why it could not. Returns the exit status."""
+    try:
+        if make_archive():
+            print("made an archive of Spark's classes: Spark starts in half the time")
+    except AcklineError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The archive of Spark's classes: used where it fits, never where it would end a JVM, and made once."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from ackline.errors import TransientError
+from ackline.spark import jars, jvm
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for JARs in which there is nothing yet."""
+    monkeypatch.setenv("ACKLINE_JARS", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def dumps(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Makes archives of five bytes; returns the files that were made."""
+    made: list[Path] = []
+
+    def dump(file: Path) -> None:
+        file.write_bytes(b"12345")
+        made.append(file)
+
+    monkeypatch.setattr(jvm, "_dump", dump)
+    return made
+
+
+def test_a_driver_uses_the_archive_from_when_it_is_there(cache: Path, dumps: list[Path]) -> None:
+    assert jvm.archive_options() == []
+    assert jvm.make_archive()
+    found = jvm.archive()
+    assert found is not None
+    assert found.parent == cache
+    assert f"-XX:SharedArchiveFile={found}" in jvm.driver_options().split()
+    assert not jvm.make_archive()
+    assert len(dumps) == 1
+    assert [path for path in cache.iterdir() if path.suffix not in (".jsa", ".lock")] == []
+
+
+def test_of_two_that_make_the_archive_at_once_one_does(cache: Path, dumps: list[Path]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: jvm.make_archive(), range(8)))
+    assert (sum(made), len(dumps)) == (1, 1)
+
+
+def test_an_archive_that_was_cut_off_is_not_used_and_is_made_again(cache: Path, dumps: list[Path]) -> None:
+    jvm.make_archive()
+    found = jvm.archive()
+    assert found is not None
+    found.write_bytes(b"1234")
+    assert jvm.archive_options() == []
+    assert jvm.make_archive()
+    assert jvm.archive() == found
+
+
+def test_another_java_has_an_archive_of_its_own(
+    cache: Path, dumps: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jvm.make_archive()
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert jvm.archive() is None
+
+
+def test_an_archive_that_cannot_be_made_is_a_sentence_and_no_part_of_it_stays(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def dump(file: Path) -> None:
+        file.write_bytes(b"12")
+        raise subprocess.CalledProcessError(1, "python")
+
+    monkeypatch.setattr(jvm, "_dump", dump)
+    with pytest.raises(TransientError, match="each start of Spark takes longer"):
+        jvm.make_archive()
+    assert jvm.archive() is None
+    assert jvm.main() == TransientError.exit_status
+    assert "each start of Spark takes longer" in capsys.readouterr().err
+    assert list(cache.glob("*.jsa")) == []
+
+
+@pytest.mark.real
+def test_a_session_takes_its_classes_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jvm.make_archive()
+    loaded = tmp_path / "classes"
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", f"-Xlog:class+load:file={loaded}")
+    monkeypatch.setenv("ACKLINE_SPARK_MASTER", "local[1]")
+    code = "from ackline.spark.session import open_session; open_session('classes').range(3).count()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert "org.apache.spark.SparkContext source: shared objects file (top)" in loaded.read_text()
+    assert "warning" not in ended.stderr.lower()
+
+
+@pytest.mark.real
+def test_a_jvm_with_other_jars_says_nothing_of_the_archive() -> None:
+    jvm.make_archive()
+    jar = next((Path(pyspark.__path__[0]) / "jars").glob("spark-launcher*.jar"))
+    command = [jars.java(), *jvm.driver_options().split(), "-cp", str(jar), "org.apache.spark.launcher.Main"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "shared" not in ended.stdout + ended.stderr
+    assert "Not enough arguments" in ended.stderr
