@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ackline.cli import doctor
+from ackline.cli import doctor, options
 from ackline.errors import FatalError
 from tests.cli.memory_command import MemoryCommand
 from tests.support.memory_lane import OK, MemoryLane
@@ -87,3 +87,79 @@ def test_a_package_whose_version_ackline_is_not_for_is_named(monkeypatch: pytest
         doctor._packages()
     installed["pyspark"] = "4.2.1"
     assert doctor._packages() == "2 packages of the right versions"
+
+
+# ---- every pipeline, for a probe ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole_machine(lane: MemoryLane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine and a broker on which nothing is missing, whatever this machine has."""
+    lane.create("rejected")
+    for name in ("_java", "_jars", "_packages"):
+        monkeypatch.setattr(doctor, name, lambda: "fine")
+
+
+@pytest.mark.usefixtures("whole_machine")
+def test_all_judges_every_pipeline_and_one_that_does_not_load_hides_no_other(
+    ackline: MemoryCommand, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.yaml").write_text("name: broken\nnonsense: 1\n")
+    done = ackline("doctor", "--all", "--json")
+    found = json.loads(done.output)
+    assert (done.status, list(found), found["state"]) == (1, ["state", "machine", "pipelines"], "error")
+    assert (list(found["machine"]), found["machine"]["state"]) == (["state", "checks"], "ok")
+    broken, lane = found["pipelines"]
+    assert (broken["pipeline"], broken["state"]) == ("broken", "error")
+    assert [check["check"] for check in broken["checks"]] == ["pipeline file"]
+    assert (list(lane), lane["pipeline"], lane["state"]) == (["pipeline", "state", "checks"], "lane", "ok")
+    assert {"check": "topic orders", "state": "ok", "detail": "1 partition"} in lane["checks"]
+
+
+@pytest.mark.usefixtures("whole_machine")
+def test_a_pipeline_whose_check_itself_fails_is_an_error_of_its_own(
+    ackline: MemoryCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe that ended in a traceback would judge no pipeline."""
+    text = (
+        (tmp_path / "lane.yaml").read_text().replace("name: lane", "name: other").replace("group_id: g", "group_id: h")
+    )
+    (tmp_path / "other.yaml").write_text(text)
+    real = options.opened_to_read
+
+    def opened(name: str, **given: Any) -> Any:
+        if name == "other":
+            raise RuntimeError("canary")
+        return real(name, **given)
+
+    monkeypatch.setattr("ackline.cli.doctor.opened_to_read", opened)
+    done = ackline("doctor", "--all", "--json")
+    lane, other = json.loads(done.output)["pipelines"]
+    detail = "it could not be checked (RuntimeError); `ackline doctor other` shows the error"
+    assert other["checks"] == [{"check": "pipeline other", "state": "error", "detail": detail}]
+    assert (done.status, lane["state"]) == (1, "ok")
+
+
+@pytest.mark.usefixtures("whole_machine")
+def test_a_warning_is_a_state_of_its_own_and_fails_no_probe(ackline: MemoryCommand, lane: MemoryLane) -> None:
+    lane.settings["outputs"] = [REJECTED | {"from": "price.rejectd"}]
+    done = ackline("doctor", "--all", "--json")
+    found = done.json
+    (warning,) = [check for check in found["pipelines"][0]["checks"] if check["state"] == "warning"]
+    assert (found["state"], found["pipelines"][0]["state"], warning["check"]) == ("warning", "warning", "streams")
+    assert warning["detail"].startswith("price.rejectd is taken, and that name does not stand in the source")
+    shown = ackline("doctor", "--all").output
+    assert "\nPipeline lane: warning\n" in shown
+    assert "ok   java: fine" in shown
+
+
+@pytest.mark.usefixtures("whole_machine")
+def test_a_folder_without_a_pipeline_is_an_error_of_the_machine(ackline: MemoryCommand, tmp_path: Path) -> None:
+    (tmp_path / "lane.yaml").unlink()
+    done = ackline("doctor", "--all", "--json")
+    found = json.loads(done.output)
+    assert (done.status, found["state"], found["machine"]["state"], found["pipelines"]) == (1, "error", "error", [])
+
+
+def test_all_and_a_name_exclude_one_another(ackline: MemoryCommand) -> None:
+    assert ackline("doctor", "lane", "--all", "--json").error["key"] == "--all"

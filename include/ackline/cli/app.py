@@ -22,6 +22,7 @@ from ackline.cli import (
     formats,
     init,
     interrupts,
+    maintain,
     status,
     tables,
 )
@@ -209,7 +210,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     with_fields(RUN_FIELDS, run), with_fields(RUN_FIELDS, plan), status.status, status.history, explain.explain,
     explain.diff, audit.audit, audit.sql, *actions.commands(), actions.ack, actions.fail, actions.renew,
     with_fields(BACKFILL_FIELDS, backfill.backfill), with_fields(dead.FIELDS, dead.dead), init.init, init.adopt,
-    doctor.doctor, doctor.maintain, init.demo,
+    doctor.doctor, maintain.maintain, init.demo,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

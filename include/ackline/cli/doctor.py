@@ -1,7 +1,4 @@
-"""`ackline doctor` checks each thing that a run needs, and `ackline maintain` keeps the tables quick.
-
-The DAG `ackline_maintenance` does every six hours what `ackline maintain` does.
-"""
+"""`ackline doctor` checks each thing that a run needs, of one pipeline or, for a probe, of all of them."""
 
 import re
 import shutil
@@ -10,12 +7,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
-from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from packaging.requirements import Requirement
@@ -23,7 +19,7 @@ from packaging.requirements import Requirement
 from ackline.actions.status import Unreachable
 from ackline.backfill.perform import backfill_pipeline
 from ackline.backfill.run import backfills, standstill_of
-from ackline.cli import formats, options, tables
+from ackline.cli import formats, tables
 from ackline.cli.options import Json, opened_to_read
 from ackline.errors import AcklineError, ConfigError, FatalError, counted, did_you_mean
 from ackline.handler import DEFAULT_STREAM, SOURCE, imported, load_handler, tier_of
@@ -35,7 +31,7 @@ from ackline.lane.adapters import Adapters, topic_warnings
 from ackline.lane.rights import missing_rights, rights_text
 from ackline.local.connection import uses_dev_broker
 from ackline.outputs.checks import check_outputs, older_copies_of_backfills
-from ackline.pipeline.folder import audit_root, load_folder, pipelines_folder
+from ackline.pipeline.folder import audit_root, load_folder, make_handlers_importable, pipelines_folder
 from ackline.pipeline.functions import load_functions, load_step
 from ackline.pipeline.pipeline import Pipeline
 from ackline.pipeline.streams import Stream, Translation
@@ -47,8 +43,9 @@ from ackline.tables.object_store import is_remote
 from ackline.tables.schemas import TABLES
 from ackline.tables.table import AuditTable
 
-if TYPE_CHECKING:
-    from ackline.tables.maintenance import TornFile
+OK, WARNING, ERROR = "ok", "warning", "error"
+"""The states of a check, from the best to the worst. A warning stops no run."""
+_WARNING = "warning: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +55,96 @@ class Check:
     name: str
     ok: bool
     detail: str
-    """What was found, or what to do."""
+    """What was found, or what to do. It begins with `warning: ` if no run fails for it now."""
+
+    @property
+    def state(self) -> str:
+        """`ok`, `warning` or `error`."""
+        return ERROR if not self.ok else WARNING if self.detail.startswith(_WARNING) else OK
+
+
+Every = Annotated[bool, typer.Option("--all", help="Check the machine once, and every pipeline of the folder.")]
 
 
 def doctor(
     name: Annotated[str | None, typer.Argument(help="Also check this pipeline against its broker.")] = None,
+    every: Every = False,
     as_json: Json = False,
 ) -> None:
     """Check what a run needs: Java, JARs, pipeline files, handler, broker, topics, group, tables.
 
-    Examples: `ackline doctor`, `ackline doctor orders`
+    The exit status is 1 if a check fails. With `--all` no pipeline that fails hides another one.
+
+    Examples: `ackline doctor`, `ackline doctor orders`, `ackline doctor --all --json`
     """
-    checks = list(examine(name))
-    if as_json:
-        formats.print_json([{"check": check.name, "ok": check.ok, "detail": check.detail} for check in checks])
+    if not every:
+        checks = list(examine(name))
+        if as_json:
+            formats.print_json([{"check": check.name, "ok": check.ok, "detail": check.detail} for check in checks])
+        else:
+            _print_checks(checks)
+    elif name is not None:
+        raise ConfigError(f"--all checks every pipeline, {name} among them: leave one of the two out", key="--all")
     else:
-        out = tables.console()
-        for check in checks:
-            out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "red", end="")
-            out.print(f" {check.name}: {check.detail}")
+        machine, pipelines = examine_all()
+        checks = [*machine, *(check for of_one in pipelines.values() for check in of_one)]
+        if as_json:
+            of_all = [{"pipeline": each, **_judged(of_one)} for each, of_one in pipelines.items()]
+            formats.print_json({"state": _worst(checks), "machine": _judged(machine), "pipelines": of_all})
+        else:
+            _print_checks(machine)
+            for each, of_one in pipelines.items():
+                tables.console().print(f"\nPipeline {each}: {_worst(of_one)}")
+                _print_checks(of_one)
     if not all(check.ok for check in checks):
         sys.exit(1)
+
+
+def _print_checks(checks: Iterable[Check]) -> None:
+    out = tables.console()
+    for check in checks:
+        out.print("ok  " if check.ok else "FAIL", style="green" if check.ok else "red", end="")
+        out.print(f" {check.name}: {check.detail}")
+
+
+def _judged(checks: list[Check]) -> dict[str, Any]:
+    """Returns checks as `--all --json` prints them, with the state of the worst one."""
+    listed = [
+        {"check": check.name, "state": check.state, "detail": check.detail.removeprefix(_WARNING)} for check in checks
+    ]
+    return {"state": _worst(checks), "checks": listed}
+
+
+def _worst(checks: Iterable[Check]) -> str:
+    return max((check.state for check in checks), key=(OK, WARNING, ERROR).index, default=OK)
+
+
+def examine_all() -> tuple[list[Check], dict[str, list[Check]]]:
+    """Checks the machine and every pipeline of the folder. Returns the checks of the machine, and those of each
+    pipeline by its name, or by the name of its file if that is refused."""
+    folder = pipelines_folder()
+    loaded = load_folder(folder)
+    found = bool(loaded.pipelines or loaded.broken)
+    machine = [*_machine(), Check("pipelines", found, f"{', '.join(loaded.pipelines) or 'no valid one'} in {folder}")]
+    make_handlers_importable()
+    pipelines = {name: _alone(name) for name in loaded.pipelines}
+    pipelines |= {path.stem: [Check("pipeline file", False, str(error))] for path, error in loaded.broken.items()}
+    return machine, dict(sorted(pipelines.items()))
+
+
+def _alone(name: str) -> list[Check]:
+    """Returns the checks of one pipeline; whatever keeps it from being checked is the last one."""
+    checks = list[Check]()
+    try:
+        with opened_to_read(name, needs_state=False) as (adapters, away):
+            for part in (_standstills(adapters, away), _code(adapters.pipeline), _broker(adapters, away)):
+                checks += part
+    except AcklineError as error:
+        checks.append(Check(f"pipeline {name}", False, str(error)))
+    except Exception as error:  # a probe has to judge the other pipelines, too
+        detail = f"it could not be checked ({type(error).__name__}); `ackline doctor {name}` shows the error"
+        checks.append(Check(f"pipeline {name}", False, detail))
+    return checks
 
 
 def examine(name: str | None) -> Iterator[Check]:
@@ -194,7 +260,7 @@ def _files(name: str | None) -> Iterator[Check]:
     yield Check("pipelines", bool(loaded.pipelines), f"{', '.join(loaded.pipelines) or 'none'} in {folder}")
     for path, error in loaded.broken.items():
         is_other = name is not None and path.stem != name
-        yield Check("pipeline file", is_other, f"warning: {error}" if is_other else str(error))
+        yield Check("pipeline file", is_other, f"{_WARNING}{error}" if is_other else str(error))
 
 
 def _code(pipeline: Pipeline) -> Iterator[Check]:
@@ -314,71 +380,4 @@ def _warnings(adapters: Adapters, topics: Iterable[str]) -> Iterator[Check]:
     except AcklineError as error:
         found.append(f"retention and cleanup policy of the topics could not be read: {error}")
     for text in found:
-        yield Check("settings", True, f"warning: {text}")
-
-
-Repair = Annotated[bool, typer.Option("--repair", help="Only remove torn files of the tables' logs.")]
-
-
-def maintain(
-    as_json: Json = False, repair: Repair = False, yes: options.Yes = False, dry_run: options.DryRun = False
-) -> None:
-    """Compact, checkpoint and vacuum the tables of all pipelines. This is safe at any time, also beside runs.
-
-    No row changes. It removes unused files after a week, and never those of an open turn. Output tables below
-    ACKLINE_AUDIT are maintained too; those that a pipeline file names by a URI are not.
-
-    With `--repair` it only removes what a power cut has torn: the newest log entry of a table, on which no process has
-    acted, and a checkpoint that the log does not need. The next run makes the commit again.
-
-    Example: `ackline maintain`
-    """
-    if repair:
-        _repair(as_json, yes, dry_run)
-        return
-    if dry_run:
-        raise ConfigError(
-            "--dry-run belongs to --repair: without that, no row changes. Nothing was done", key="--dry-run"
-        )
-    from ackline.tables import maintenance
-
-    maintained = maintenance.maintain(audit_root())
-    if as_json:
-        formats.print_json([asdict(table) for table in maintained])
-        return
-    columns = ["pipeline", "lane", "table", "files before", "files", "compacted", "busy", "removed", "version"]
-    shown = attrgetter("pipeline", "lane", "table", "files_before", "files", "compacted", "busy", "removed", "version")
-    rows = list(map(shown, maintained))
-    out = tables.console()
-    if rows:
-        tables.print_table(out, None, columns, rows, ("pipeline", "lane", "table", "files before", "files", "removed"))
-    else:
-        out.print("There are no tables yet.")
-
-
-def _repair(as_json: bool, yes: bool, dry_run: bool) -> None:
-    from ackline.tables import maintenance as repair
-
-    torn = repair.torn_files(audit_root())
-    removable = [file for file in torn if file.removable]
-    if not as_json and (dry_run or not yes or not removable):
-        _print_torn(torn, "may be removed")
-    done = bool(removable) and options.is_confirmed(f"Remove {len(removable)} torn files?", yes, dry_run)
-    if done:
-        torn = repair.repair(audit_root())
-    if as_json:
-        files = [{**asdict(file), "removed": done and file.removable} for file in torn]
-        formats.print_json({"torn": files, "dry_run": dry_run})
-    elif done:
-        _print_torn(torn, "removed")
-    if any(not file.removable for file in torn):
-        raise FatalError(
-            "later commits build on a torn file that stays: restore the folder of that table from a backup"
-        )
-
-
-def _print_torn(torn: list["TornFile"], fate: str) -> None:
-    if not torn:
-        tables.console().print("No file of the tables' logs is torn.")
-    for file in torn:
-        tables.console().print(f"{file.what} {file.file}: {fate if file.removable else 'later commits build on it'}")
+        yield Check("settings", True, f"{_WARNING}{text}")
