@@ -15,7 +15,7 @@ from ackline.errors import AcklineError, ConfigError, LedgerError, NewerCommit, 
 from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
-from ackline.outputs.turn import publish_settled
+from ackline.outputs.turn import lacks_rows, publish_settled
 from ackline.pipeline.outputs import OutputsOfTurn
 from tests.cli.memory_command import MemoryCommand
 from tests.e2e.documents import section
@@ -168,9 +168,11 @@ def test_a_settled_turn_that_the_next_run_publishes_is_told_and_nothing_is_writt
     standing = what_stands_still(adapters, plans_again)
     assert standing is not None
     assert (standing.reason, standing.command) == ("Unpublished", "ackline run shop")
+    assert lacks_rows(adapters, newest), "the gauge"
     assert sorted(tmp_path.rglob("*")) == before
     publish_settled(adapters, newest)
     assert what_stands_still(adapters, plans_again) is None
+    assert not lacks_rows(adapters, newest)
 
 
 def test_rows_that_are_lost_before_they_are_published_are_found(

@@ -17,20 +17,22 @@ from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
 
 from ackline.airflow import operators
-from ackline.airflow.results import COUNTED, publish_metrics
-from ackline.errors import GroupBusy
+from ackline.airflow.metrics import METRICS, publish_metrics, stop_published
+from ackline.errors import AcklineError, ConfigError, GroupBusy, LedgerError, TransientError, TurnVoided
 from ackline.handler import Durations, StepCounts
-from ackline.ledger.metrics import StepFigures
+from ackline.ledger.metrics import TOTALS, StepFigures
+from ackline.pipeline.warnings import TopicPolicy
 from ackline.steps.settle import settle
-from tests.support.memory_kafka import MemoryGroup
-from tests.support.memory_lane import FAILS, FAILS_ONCE, OK, TP1, MemoryLane
+from tests.support.memory_kafka import MemoryCluster, MemoryGroup
+from tests.support.memory_lane import FAILS, FAILS_ONCE, NOON, OK, TP1, WAITS, AnsweredLane, MemoryLane
 
 GAUGES = {
     "log_start", "log_end", "records", "committed", "floor", "read", "lag", "lag_seconds", "due", "pending.retry",
     "pending.dead_letter", "pending.in_flight", "oldest_pending_seconds", "fetches", "fetch_seconds_max",
-    *(f"total.{word}" for word in COUNTED),
+    *(f"total.{word}" for word in TOTALS),
 }  # fmt: skip
 """Sent for partitions and for topics."""
+PIPELINE_GAUGES = {"stopped", "refused", "unpublished", "overdue"}
 SETTINGS: dict[str, Any] = {
     "name": "orders", "dead_letter": "none", "start": "earliest", "retry": {"initial_delay": "1m", "max_retries": 1},
 }  # fmt: skip
@@ -94,7 +96,7 @@ def test_statsd_with_the_tags_of_influxdb_gets_each_metric_once(
         "airflow.ackline.partition.lag,pipeline=orders,topic=orders,partition=1:0|g",
     ]
     assert "airflow.ackline.topic.acked,pipeline=orders,topic=orders:2|c" in lines
-    assert all(",pipeline=orders,topic=orders" in line for line in lines)
+    assert all(",pipeline=orders,topic=orders" in line or ".pipeline." in line for line in lines)
 
 
 def test_a_dot_in_a_topics_name_adds_no_level_to_the_name(statsd: Callable[[], list[str]]) -> None:
@@ -156,12 +158,73 @@ def test_the_names_and_tags_of_the_metrics_are_stable(lane: MemoryLane, sent: Se
     by_partition, by_topic = ("pipeline", "topic", "partition"), ("pipeline", "topic")
     partition = {f"ackline.partition.{name}": {by_partition} for name in {*GAUGES, "fetch_seconds_mean"}}
     topics = {f"ackline.topic.{name}": {by_topic} for name in {*GAUGES, "partitions"}}
-    assert sent.named("gauge") == partition | topics
+    pipeline = {f"ackline.pipeline.{name}": {("pipeline",)} for name in PIPELINE_GAUGES}
+    assert sent.named("gauge") == pipeline | partition | topics
     assert sent.named("incr") == {
         f"ackline.{of}.{word}": {tags}
         for of, tags in (("partition", by_partition), ("topic", by_topic))
         for word in ("acked", "failed")
     }
+
+
+def test_every_metric_that_is_sent_is_in_the_list_with_its_kind_and_tags(lane: MemoryLane, sent: Sent) -> None:
+    """The documentation, the alerts and the dashboard are compared with the list."""
+    turn(lane)
+    for kind, name, _, tags in sent:
+        metric = METRICS[name]
+        assert (metric.kind, metric.tags) == ({"incr": "counter"}.get(kind, kind), tuple(tag for tag, _ in tags))
+    sent_by_gauges = {f"ackline.{of}.{name}" for of in ("partition", "topic") for name in GAUGES}
+    sent_by_gauges |= {f"ackline.pipeline.{name}" for name in PIPELINE_GAUGES}
+    listed = {metric.name for metric in METRICS.values() if metric.kind == "gauge" and ".step." not in metric.name}
+    assert {name.rpartition(".")[2] for name in listed - sent_by_gauges} == {
+        "retention_at", "fetch_seconds_mean", "partitions"
+    }  # fmt: skip
+
+
+def test_when_retention_may_take_the_next_record_is_sent_as_a_time_and_of_a_topic_the_soonest(
+    lane: MemoryLane, sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryCluster, "policies", lambda *_: {"orders": TopicPolicy(timedelta(hours=1))})
+    turn(lane)
+    at, topic = (NOON + timedelta(hours=1)).timestamp(), (("topic", "orders"),)
+    assert [(name, value, tags[1:]) for _, name, value, tags in sent if name.endswith("retention_at")] == [
+        ("ackline.partition.retention_at", at, (*topic, ("partition", "0"))),
+        ("ackline.topic.retention_at", at, topic),
+    ], "the other partition has no lag"
+
+
+def test_attempts_that_time_out_are_overdue_answers_of_the_turn(sent: Sent) -> None:
+    lane = AnsweredLane(WAITS, WAITS, name="orders", timeout="10s")
+    for seconds, overdue in ((0, 0), (11, 2)):
+        turn(lane.at(seconds))
+        assert [value for _, name, value, _ in sent if name == "ackline.pipeline.overdue"][-1] == overdue
+
+
+def of_the_run(sent: Sent) -> list[tuple[str, float]]:
+    """The gauges of what a run stops with, as a back end has them in the end."""
+    values = {name: value for _, name, value, _ in sent}
+    return [(name, values[f"ackline.pipeline.{name}"]) for name in ("stopped", "refused")]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (GroupBusy("live members"), [1, 1]),
+        (LedgerError("contradiction"), [1, 1]),
+        (ConfigError("a setting"), [1, 0]),
+        (TransientError("a broker is away"), [0, 0]),
+        (TurnVoided("by an operator"), [0, 0]),
+    ],
+)
+def test_what_stops_each_run_is_a_gauge_until_the_next_settle(
+    error: AcklineError, expected: list[int], lane: MemoryLane, sent: Sent
+) -> None:
+    turn(lane)
+    with pytest.raises(type(error)), stop_published("orders"):
+        raise error
+    assert [value for _, value in of_the_run(sent)] == expected
+    turn(lane)
+    assert [value for _, value in of_the_run(sent)] == [0, 0]
 
 
 def test_a_settled_turn_adds_to_the_counters_of_its_steps_and_sets_their_times(lane: MemoryLane, sent: Sent) -> None:
@@ -241,6 +304,7 @@ def test_counts_and_lag_are_sent_although_the_commit_is_refused(
     with pytest.raises(AirflowFailException, match="live members"):
         step.execute({"run_id": "run", "ti": SimpleNamespace(xcom_pull=lambda **_: None)})  # type: ignore[typeddict-item]
     assert (sent.sums("incr")["ackline.partition.acked"], sent.sums("gauge")["ackline.topic.lag"]) == (2, 3)
+    assert of_the_run(sent) == [("stopped", 1), ("refused", 1)]
 
 
 def test_a_back_end_that_fails_breaks_nothing_and_its_text_is_not_logged(

@@ -35,7 +35,7 @@ class Task:
             yield lane.adapters(DAG_RUN)
 
         monkeypatch.setattr(operators, "opened", opened)
-        monkeypatch.setattr("ackline.airflow.results.publish_metrics", lambda *_: None)
+        monkeypatch.setattr("ackline.airflow.metrics.publish_metrics", lambda *_: None)
 
     def xcom_pull(self, task_ids: str) -> Any:
         assert task_ids == "plan"

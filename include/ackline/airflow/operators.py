@@ -83,12 +83,15 @@ def airflow_errors() -> Iterator[None]:
 
 @contextmanager
 def stop_noted(pipeline: Pipeline, context: Context) -> Iterator[None]:
-    """Notes beside the tables an error with which a step of the live lane stops, so that the page shows it."""
+    """Notes beside the tables an error with which a step of the live lane stops, so that the page shows it, and sends
+    it as a metric."""
     from ackline.airflow.connections import use_audit_connection
+    from ackline.airflow.metrics import stop_published
     from ackline.tables.layout import noted_stop
 
     use_audit_connection()
-    with noted_stop(lane_folder(audit_root(), pipeline.name, LIVE), pipeline.name, str(context["run_id"])):
+    folder = lane_folder(audit_root(), pipeline.name, LIVE)
+    with stop_published(pipeline.name), noted_stop(folder, pipeline.name, str(context["run_id"])):
         yield
 
 
@@ -196,7 +199,8 @@ class SettleOperator(PipelineOperator):
         """Run settle. The outcomes that replay stored decide what is settled, not the state of its task."""
         skip_in_interval_run(context)
         with airflow_errors(), stop_noted(self.pipeline, context):
-            from ackline.airflow.results import publish_metrics, settled_summary
+            from ackline.airflow.metrics import publish_metrics
+            from ackline.airflow.results import settled_summary
             from ackline.steps.settle import settle
 
             with opened(self.pipeline, context) as adapters:

@@ -108,7 +108,7 @@ def publish_settled(adapters: Adapters, newest: Settlement | None) -> None:
     outputs = OutputsOfTurn.decode(newest.outputs)
     if outputs.execution is None and not outputs.tables and not outputs.released:
         return  # nothing to publish, and the same rows wait as before the turn
-    if outputs.tables and not adapters.store.is_published(newest.turn):
+    if _is_unpublished(adapters, newest.turn, outputs):
         for name in sorted(outputs.tables.keys() - adapters.store.given_up(newest.turn)):
             with _advises_give_up(newest.turn, name):
                 publish_table(adapters, newest.turn, outputs, name)
@@ -116,6 +116,17 @@ def publish_settled(adapters: Adapters, newest: Settlement | None) -> None:
         adapters.store.store_published(newest.turn)
     with folder_errors(staging_root(adapters)):
         remove_staged(adapters, newest)
+
+
+def lacks_rows(adapters: Adapters, newest: Settlement | None) -> bool:
+    """Returns whether the newest settled turn has rows for output tables that are not known to be in all of them."""
+    if newest is None or not newest.outputs:
+        return False
+    return _is_unpublished(adapters, newest.turn, OutputsOfTurn.decode(newest.outputs))
+
+
+def _is_unpublished(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn) -> bool:
+    return bool(outputs.tables) and not adapters.store.is_published(turn)
 
 
 @contextmanager
@@ -139,7 +150,7 @@ def check_publishable(adapters: Adapters, newest: Settlement) -> list[str]:
     if not newest.outputs:
         return []
     outputs, lacking = OutputsOfTurn.decode(newest.outputs), list[str]()
-    if outputs.tables and not adapters.store.is_published(newest.turn):
+    if _is_unpublished(adapters, newest.turn, outputs):
         for name in sorted(outputs.tables.keys() - adapters.store.given_up(newest.turn)):
             with _advises_give_up(newest.turn, name):
                 if not has_turn(adapters.store, newest.turn, outputs, name):
