@@ -16,6 +16,7 @@ from filelock import FileLock
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from ackline.spark.jars import cache_folder
+from tests.airflow import otlp_receiver
 from tests.airflow.project import ROOT, AirflowCommand, Project, served_airflow
 from tests.airflow.statsd_receiver import Received, receiver
 
@@ -51,13 +52,22 @@ def statsd() -> Iterator[Received]:
 
 
 @pytest.fixture(scope="session")
+def traces() -> Iterator[otlp_receiver.Received]:
+    """The spans of the session's Airflow, its tasks, and the Spark drivers of these."""
+    with otlp_receiver.receiver() as received:
+        yield received
+
+
+@pytest.fixture(scope="session")
 def served(
-    served_project: Project, statsd: Received, tmp_path_factory: pytest.TempPathFactory
+    served_project: Project, statsd: Received, traces: otlp_receiver.Received, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalAirflow]:
     """The session's Airflow, with a triggerer. Its viewer may not read the DAG of the pipeline `payments`."""
     home = tmp_path_factory.mktemp("airflow-served")
     migrate(home)
     environment = {
+        **otlp_receiver.environment(traces.port),
+        "AIRFLOW__METRICS__OTEL_ON": "False",
         **statsd.environment,
         "AIRFLOW__CORE__AUTH_MANAGER": "tests.ui.partial_auth.PartialAuthManager",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),

@@ -58,8 +58,8 @@ def test_a_run_handles_each_record_commits_the_floor_sends_metrics_and_shows_no_
     (project.include / "quoting_handler.py").write_text(QUOTING_HANDLER)
     orders: list[dict[str, object]] = [{}, {"fail": 1}, {"skip": True}, {"fail": -1}, {}]
     produce(project.bootstrap, source, *({**order, "card": f"<script>{PAYLOAD}\0"} for order in orders))
-    with watched(pipeline) as watched_processes, otlp_receiver.receiver() as (port, points):
-        done = airflow.test(project, pipeline, env=otlp_receiver.environment(port))
+    with watched(pipeline) as watched_processes, otlp_receiver.receiver() as received:
+        done = airflow.test(project, pipeline, env=otlp_receiver.environment(received.port))
     assert (done.status, done.states) == (0, dict.fromkeys(("plan", "replay", "settle"), "success")), done.printed
     assert project.outcomes(pipeline) == [
         (0, 1, "acked"), (1, 1, "failed"), (2, 1, "skipped"), (3, 1, "failed"), (4, 1, "acked"),
@@ -69,11 +69,16 @@ def test_a_run_handles_each_record_commits_the_floor_sends_metrics_and_shows_no_
         (offset, 1) for offset in range(5)
     ]
     _check_summaries(done.returned("plan"), done.returned("settle"), source)
-    _check_metrics(points, pipeline, source)
+    _check_metrics(received.points, pipeline, source)
     assert done.printed.count("settings in force: ") == 2, "by plan and by replay"
     assert len(watched_processes) >= 2, "the JVM or the Python below it was not found"
     assert not [argv for argv, _ in watched_processes.values() if CANARY in argv or PAYLOAD in argv]
     assert not [env for _, env in watched_processes.values() if "AIRFLOW_CONN" in env or "AIRFLOW__" in env]
+    steps = {span.name: span for span in received.spans if span.name.startswith("ackline.")}
+    assert {"ackline.plan", "ackline.settle", "ackline.commit"} <= set(steps)
+    assert {span.attributes["ackline.turn"] for span in steps.values()} == {1}
+    assert CANARY not in str(received.spans)
+    assert PAYLOAD not in str(received.spans)
     assert CANARY not in done.printed
     assert PAYLOAD not in done.printed
     _check_files_show_no_secret(airflow.home, Path(project.audit))

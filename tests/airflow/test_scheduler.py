@@ -19,6 +19,7 @@ from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.processes import wait_until
 from ackline.tables.lease import ProcessIdentity
 from ackline.tables.queries import AuditFilter, audit_rows
+from tests.airflow import otlp_receiver
 from tests.airflow.project import CANARY, SLOW_HANDLER, Project, drivers, produce
 from tests.airflow.statsd_receiver import Received
 from tests.conftest import MakeTopic
@@ -99,10 +100,15 @@ def airflow(scheduled: Project, served: LocalAirflow) -> LocalAirflow:
 
 
 def test_the_cron_of_a_pipeline_fires_beside_a_broken_one_that_is_named(
-    scheduled: Project, airflow: LocalAirflow, statsd: Received, pipeline: str, source: str
+    scheduled: Project,
+    airflow: LocalAirflow,
+    statsd: Received,
+    traces: otlp_receiver.Received,
+    pipeline: str,
+    source: str,
 ) -> None:
     """Nothing triggers the run. It plans, submits the Spark job, settles and commits; each task links to the pipeline's
-    page, and settle sends the metrics. The broken file is an import error with file and key."""
+    page, settle sends the metrics, and the run is one trace. The broken file is an import error with file and key."""
     produce(scheduled.bootstrap, source, {}, {"fail": 1}, {})
     scheduled.write(pipeline, source, schedule="0 0 1 * *")
     dag = f"replay__{pipeline}"
@@ -122,6 +128,7 @@ def test_the_cron_of_a_pipeline_fires_beside_a_broken_one_that_is_named(
     assert file.endswith("broken_pipelines.py")
     assert "broken.yaml:2: guarantee:" in reason
     _check_metrics(statsd, scheduled, pipeline, source)
+    _check_spans(traces, pipeline)
     _cleared(scheduled, airflow, pipeline, source, run)
     assert wait_until(lambda: statsd.sums(pipeline, source, 0).get("retries") == 1, SECONDS)
     assert statsd.sums(pipeline, source, 0) == {"acked": 3, "failed": 1, "retries": 1}
@@ -145,6 +152,25 @@ def _check_the_page_that_tasks_link_to(airflow: LocalAirflow, pipeline: str, run
         assert links["extra_links"] == {"Audit": f"/ackline{address}"}
     page = view(airflow, address)
     assert {int(n) for n in re.findall(r"/turns/0/(\d+)", page)} - {0} == turns, text_of(page)
+
+
+def _check_spans(traces: otlp_receiver.Received, pipeline: str) -> None:
+    """The run is one trace: the spans of the steps, those of the driver too, are below those of Airflow's tasks."""
+
+    def own() -> dict[str, otlp_receiver.Span]:
+        found = [span for span in traces.spans if span.attributes.get("ackline.pipeline") == pipeline]
+        return {span.name.removeprefix("ackline."): span for span in found}
+
+    assert wait_until(lambda: {"plan", "replay", "commit"} <= set(own()), SECONDS, POLL_SECONDS), own()
+    spans = own()
+    trace_id = spans["plan"].trace_id
+    tasks = {span.name: span for span in traces.spans if span.trace_id == trace_id and span.name.startswith("worker.")}
+    for name, parent in {"plan": "plan", "replay": "replay", "settle": "settle", "commit": "settle"}.items():
+        assert (spans[name].trace_id, spans[name].attributes["ackline.turn"]) == (trace_id, 1)
+        assert spans[name].parent_id == tasks[f"worker.{parent}"].span_id, name
+    job = spans["replay.job"]
+    assert (job.parent_id, job.attributes["ackline.handler_calls"]) == (spans["replay"].span_id, 3)
+    assert CANARY not in str(traces.spans)
 
 
 def _check_metrics(statsd: Received, scheduled: Project, pipeline: str, source: str) -> None:

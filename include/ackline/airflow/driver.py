@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ackline.airflow.traces import continued_trace
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError, counted
 from ackline.ledger.turns import LIVE
 from ackline.tables.lease import ProcessIdentity
@@ -83,7 +84,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         options = BackfillOptions(arguments.max_records, arguments.max_rate, arguments.reason)
         lane = arguments.backfill
-        print(take_turns(arguments.pipeline, arguments.run_id, secrets, lane, options))
+        with continued_trace(secrets.trace):
+            print(take_turns(arguments.pipeline, arguments.run_id, secrets, lane, options))
     except AcklineError as error:
         print(f"ackline: {error}", file=sys.stderr)
         return exit_status_of(error)
@@ -95,11 +97,12 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What the driver gets of its task that no other process may see: the properties of the Kafka connection, and the
-    options of the tables' object store. None for what has none."""
+    """What the driver gets of its task that no other process may see: the properties of the Kafka connection, the
+    options of the tables' object store, and the trace with the login of its collector. None for what has none."""
 
     connection: dict[str, Any] | None = None
     store_options: dict[str, str] | None = None
+    trace: dict[str, str] | None = None
 
 
 def read_secrets() -> Secrets:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
@@ -22,6 +22,7 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
 
 from ackline.airflow.driver import CONFIGURATION, FATAL, SECRETS, TASK, Secrets
+from ackline.airflow.traces import trace_of_task, without_headers
 from ackline.errors import ConfigError
 from ackline.pipeline.folder import handlers_folder
 from ackline.spark.master import MASTER, check_master, is_local
@@ -90,7 +91,8 @@ class DriverHook(SparkSubmitHook):
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """Run the driver until it ends. Raises AirflowException if its exit status is not 0."""
-        with handed_over(json.dumps(asdict(self._secrets))) as pipe:
+        secrets = replace(self._secrets, trace=trace_of_task())
+        with handed_over(json.dumps(asdict(secrets))) as pipe:
             return super().submit(application, env={**self._environment, SECRETS: pipe}, **kwargs)
 
     @property
@@ -150,8 +152,9 @@ def handed_over(content: str) -> Iterator[str]:
 
 
 def driver_environment() -> dict[str, str]:
-    """Returns the environment of the driver: that of the task without AIRFLOW variables, which hold secrets."""
-    kept = {name: value for name, value in os.environ.items() if not _AIRFLOW_VARIABLE.match(name)}
+    """Returns the environment of the driver: that of the task without AIRFLOW variables, which hold secrets, and
+    without the login of a collector of traces."""
+    kept = without_headers({name: value for name, value in os.environ.items() if not _AIRFLOW_VARIABLE.match(name)})
     folders = [str(handlers_folder()), *filter(None, [kept.get("PYTHONPATH")])]
     # spark-submit is beside the interpreter. A scheduler may not have it on its PATH.
     commands = [os.path.dirname(sys.executable), kept.get("PATH", os.defpath)]

@@ -28,7 +28,8 @@ from ackline.lane.genesis import check_not_of_another_ledger, genesis_partitions
 from ackline.lane.log_checks import KafkaView, listed, observe_kafka
 from ackline.lane.plans import check_clock, check_settings_unchanged
 from ackline.lane.rights import check_rights
-from ackline.ledger.offsets import TopicPartition
+from ackline.lane.spans import Note, span
+from ackline.ledger.offsets import TopicPartition, count
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
 from ackline.outputs.checks import check_outputs, check_outputs_of
 from ackline.outputs.turn import store_plan
@@ -127,14 +128,25 @@ def plan(adapters: Adapters) -> Planned:
     GroupMoved, NewerCommit, TooFarBehind and RetentionPassed if the lane can't go on as it is.
     """
     run = _Planning(adapters)
-    taken = take_turn(
-        adapters, "taking a turn", (TurnKind.RUN,), begin=run.begin_lane, end=run.end_turn, make=run.make_plan
-    )
+    with span(adapters, "plan") as note:
+        taken = take_turn(
+            adapters, "taking a turn", (TurnKind.RUN,), begin=run.begin_lane, end=run.end_turn, make=run.make_plan
+        )
+        _note_plan(note, taken.plan, taken.adopted)
     if taken.adopted:
         return Planned(taken.plan, adopted=True, actions=tuple(run.actions))
     for tp in run.leaderless:
         log.warning("%s has no leader: it is left out until it has one; the others go on", tp)
     return Planned(taken.plan, False, run.missing, run.leaderless, tuple(run.actions))
+
+
+def _note_plan(note: Note, plan: Plan | None, adopted: bool) -> None:
+    """Adds to a span how much a plan reads."""
+    if plan is None:
+        return
+    rows = plan.partitions.values()
+    fresh, retries = sum(len(row.fresh) for row in rows), sum(count(row.retries) for row in rows)
+    note(plan.turn, adopted=adopted, partitions=len(rows), fresh=fresh, retries=retries)
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ from ackline.lane.claim import (
 )
 from ackline.lane.log_checks import check_planned_ranges
 from ackline.lane.plans import check_open_plan_settings
+from ackline.lane.spans import Note, span
 from ackline.ledger.answers import TokenSigner
 from ackline.ledger.metrics import TurnReport
 from ackline.ledger.offsets import TopicPartition, arrays_of
@@ -182,7 +183,8 @@ def replay(adapters: Adapters, spark: "Callable[[], SparkSession]", on_progress:
         adapters.store.store_outcomes(plan.turn, [])
         return Replayed(plan)
     if adapters.lease is None:
-        return _replay_open_plan(adapters, plan, newest, spark, on_progress)
+        with span(adapters, "replay", plan.turn):
+            return _replay_open_plan(adapters, plan, newest, spark, on_progress)
     # The lease spares a second run the work that the first one does. It proves nothing: all that follows is safe beside
     # another process that replays the same turn.
     with adapters.lease.held(plan.turn) as waited:
@@ -190,7 +192,8 @@ def replay(adapters: Adapters, spark: "Callable[[], SparkSession]", on_progress:
             _, still_open = adapters.newest_and_open_plan()
             if still_open is None or still_open.turn != plan.turn or adapters.store.has_outcomes(plan.turn):
                 return Replayed(plan)
-        return _replay_open_plan(adapters, plan, newest, spark, on_progress)
+        with span(adapters, "replay", plan.turn):
+            return _replay_open_plan(adapters, plan, newest, spark, on_progress)
 
 
 def _replay_open_plan(
@@ -202,7 +205,8 @@ def _replay_open_plan(
 ) -> Replayed:
     once, of_file = adapters.pipeline.guarantee == "at_most_once", adapters
     with ExitStack() as opened:
-        adapters, job, error = _prepare(of_file, plan, newest, spark, opened)
+        with span(adapters, "replay.prepare", plan.turn):
+            adapters, job, error = _prepare(of_file, plan, newest, spark, opened)
         if once and not _claim_or_waive(adapters, plan, newest, error):
             return _close_waived_turn(adapters, plan, newest, error)
         # A claimed plan goes through the start marker although it can't be read, so that one process alone decides that
@@ -212,11 +216,31 @@ def _replay_open_plan(
         # Under at most once, nothing stands between the marker and Spark: what fails here costs the range of the turn.
         result: ReplayResult | RangeGone | TopicChanged
         try:
-            with advises_void(plan.turn):
+            with advises_void(plan.turn), span(adapters, "replay.job", plan.turn) as note:
                 result = error or adapters.run_job(spark, job, on_progress)
+                if not isinstance(result, RangeGone | TopicChanged):
+                    _note_job(note, result)
         except (RangeGone, TopicChanged) as gone:
             result = gone
-    return _report(adapters, plan, newest, job, result)
+    with span(adapters, "replay.store", plan.turn):
+        return _report(adapters, plan, newest, job, result)
+
+
+def _note_job(note: Note, result: "ReplayResult") -> None:
+    """Adds to a span what the tasks of a job did: records, and the seconds that all tasks together waited for records
+    and spent in steps."""
+    note(
+        handler_calls=result.calls,
+        fetched_for_retries=result.fetched_for_retries,
+        fetches=sum(waited.count for waited in result.fetches.values()),
+        fetch_seconds=round(sum(waited.seconds for waited in result.fetches.values()), 6),
+        files=len(result.files),
+    )
+    for outcome in Outcome:
+        if number := sum(counts.get(outcome, 0) for counts in result.counts.values()):
+            note(**{outcome.value: number})
+    for name, done in result.steps.steps.items() if result.steps is not None else ():
+        note(**{f"step.{name}.executed": done.executed, f"step.{name}.seconds": done.execute.total / 1e9})
 
 
 def _prepare(

@@ -20,6 +20,7 @@ settle may be killed between any two of its writes, and any process may run it a
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -38,6 +39,7 @@ from ackline.lane.commit import CommitResult, commit_newest, renew_id_of_copy
 from ackline.lane.listeners import notify_settled
 from ackline.lane.log_checks import expired_rows_error
 from ackline.lane.plans import lane_ranges
+from ackline.lane.spans import span
 from ackline.lane.turn_metrics import (
     first_attempts,
     gaps_of,
@@ -98,7 +100,9 @@ def settle(
     if stored is not None and on_stored is not None:
         on_stored(stored)
     try:
-        result = replace(commit_newest(adapters, publish_settled), stored=stored)
+        with span(adapters, "commit", stored.turn if stored else None) as note:
+            result = replace(commit_newest(adapters, publish_settled), stored=stored)
+            note(result.settlement.turn if result.settlement else None, committed=len(result.committed))
     except GroupMoved:
         if adapters.pipeline.on_external_reset != "follow":
             raise
@@ -115,6 +119,16 @@ def settle_turn(adapters: Adapters, plan: Plan, before: Settlement) -> Settlemen
     Returns what was stored; None if another process has taken number n, to settle the turn or to void it.
     Raises NoProof, TooManyFailures and RetentionPassed.
     """
+    with span(adapters, "settle", plan.turn) as note:
+        stored = _settle_turn(adapters, plan, before)
+        rows = stored.partitions.values() if stored is not None else ()
+        note(stored=stored is not None, pending=sum(row.state.pending.offsets for row in rows))
+        for word, number in sum((Counter(row.counts) for row in rows), Counter[str]()).items():
+            note(**{word: number})
+    return stored
+
+
+def _settle_turn(adapters: Adapters, plan: Plan, before: Settlement) -> Settlement | None:
     if plan.kind is TurnKind.RUN:
         adapters = adapters.of_turn(plan)
     if close_if_waived(adapters, plan, before):
