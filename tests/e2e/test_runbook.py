@@ -1,9 +1,12 @@
 """Every command of docs/runbook.md, executed as it is printed on a lane in the state that its section describes."""
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -12,6 +15,7 @@ from tests.e2e import wire
 from tests.e2e.documents import blocks, comments_removed, section
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab
+from tests.e2e.shop import item, order, rows_of, shop
 
 RUNBOOK = "docs/runbook.md"
 
@@ -84,6 +88,10 @@ STATES: dict[str, Callable[[Lab], None]] = {
 }
 
 
+BACKUP = "Back up and restore"
+"""The section whose blocks are run one by one, with what happens between them."""
+
+
 def commands(heading: str) -> list[str]:
     """Returns the commands of a section."""
     shell = [block for block in blocks(section(RUNBOOK, f"## {heading}")) if block.language == "sh"]
@@ -100,8 +108,8 @@ def on_lane(lane: Lab, line: str) -> list[str]:
 
 def test_each_section_of_the_runbook_has_commands_and_a_state() -> None:
     headings = re.findall(r"^## (.+)$", "\n" + section(RUNBOOK, "# Runbook"), re.MULTILINE)
-    assert headings == list(STATES)
-    for heading in headings:
+    assert [heading for heading in headings if heading != BACKUP] == list(STATES)
+    for heading in STATES:
         assert all(line.startswith("ackline ") for line in commands(heading)), heading
         assert commands(heading), heading
 
@@ -117,3 +125,43 @@ def test_the_commands_of_the_runbook_work(lab: MakeLab, heading: str) -> None:
         stops = STATES[heading] in (ledger_lost, restored) and line.startswith("ackline doctor")
         assert done.returncode == int(stops), f"{line}\n{done.stderr}"
     lane.judged = STATES[heading] in (ledger_lost, restored, deleted)  # the evidence of some turns is gone
+
+
+def run_block(lane: Lab, folder: Path, text: str) -> list[int]:
+    """Runs the lines of a block in a folder, those of `ackline` in this process. Returns the exit status of each."""
+    environment, done = {**os.environ, **lane.environment}, list[int]()
+    for line in comments_removed(text):
+        if line.startswith("ackline "):
+            finished = lane.ackline(*on_lane(lane, line))
+            done.append(finished.returncode)
+        else:
+            of_lane = re.sub(r"\borders\b", lane.name, line)
+            done.append(subprocess.run(["bash", "-c", of_lane], cwd=folder, env=environment, check=False).returncode)
+    return done
+
+
+@pytest.mark.parametrize("group_is_gone", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_a_lost_folder_is_restored_with_its_output_tables_by_the_commands_of_the_runbook(
+    lab: MakeLab, tmp_path: Path, group_is_gone: bool
+) -> None:
+    """Each record has its row once, and the group is where the restored ledger has its floor."""
+    lane = shop(lab)
+    backup, restore, adopt, go_on = [
+        block.text for block in blocks(section(RUNBOOK, f"## {BACKUP}")) if block.language == "sh"
+    ]
+    lane.produce(*(order(n, item("a", n + 1)) for n in range(3)))
+    lane.run()
+    assert run_block(lane, tmp_path, backup) == [0, 0, 0]
+    lane.produce(*(order(n, item("a", n + 1)) for n in range(3, 5)))
+    lane.run()
+    shutil.rmtree(lane.tables)
+    if group_is_gone:
+        lane.delete_group()
+    assert run_block(lane, tmp_path, restore) == [0, 0, int(not group_is_gone)]
+    if not group_is_gone:
+        assert run_block(lane, tmp_path, adopt) == [0, 0]
+    assert run_block(lane, tmp_path, go_on) == [0, 0]
+    assert sorted(row["order"] for row in rows_of(lane, "order_totals")) == [f"o{n}" for n in range(5)]
+    assert lane.committed() == 5
+    assert {row.outcome for row in lane.rows()} == {"acked"}
+    lane.judged = True  # the evidence of the turns after the copy is gone
