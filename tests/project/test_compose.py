@@ -147,9 +147,11 @@ def test_every_module_and_program_that_a_command_names_exists() -> None:
 
 def test_every_airflow_command_and_setting_is_one_of_this_airflow() -> None:
     known = (package("airflow") / "cli/cli_config.py").read_text()
+    job_types = "".join(file.read_text() for file in (package("airflow") / "jobs").glob("*.py"))
     for where, words in commands():
         for word in words[1:] if words[0] == "airflow" else ():
-            assert f'name="{word}"' in known, f"{where}: {' '.join(words)}"
+            exists = f'"{word}"' in known if word.startswith("--") else f'name="{word}"' in known
+            assert exists or f'job_type = "{word}"' in job_types, f"{where}: {' '.join(words)}"
     settings = yaml.safe_load((package("airflow") / "config_templates/config.yml").read_text())
     for _, variable, _ in environments():
         if variable.startswith("AIRFLOW__"):
@@ -159,13 +161,48 @@ def test_every_airflow_command_and_setting_is_one_of_this_airflow() -> None:
 
 def test_driver_master_and_worker_share_spark_s_secret() -> None:
     """Kafka's password travels in the tasks, so the driver refuses a cluster without authentication."""
-    lines = COMPOSE["configs"]["spark-defaults"]["content"].splitlines()
-    defaults = dict(line.split(maxsplit=1) for line in lines)
+    defaults = spark_defaults()
     assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", defaults.pop("spark.authenticate.secret"))
     for name in ("airflow-scheduler", "spark-master", "spark-worker"):
         folder = SERVICES[name]["environment"]["SPARK_CONF_DIR"]
         assert SERVICES[name]["configs"] == [{"source": "spark-defaults", "target": f"{folder}/spark-defaults.conf"}]
-    assert set(defaults.values()) == {"true"}
+    assert (defaults["spark.authenticate"], defaults["spark.network.crypto.enabled"]) == ("true", "true")
+
+
+def spark_defaults() -> dict[str, str]:
+    lines = COMPOSE["configs"]["spark-defaults"]["content"].splitlines()
+    return dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
+
+
+def test_no_application_takes_all_cores_of_the_worker() -> None:
+    """The second of two pipelines that run at once would wait for the first."""
+    worker = SERVICES["spark-worker"]["command"]
+    assert 2 * int(spark_defaults()["spark.cores.max"]) <= int(worker[worker.index("--cores") + 1])
+
+
+def test_one_service_builds_the_image_and_the_others_take_it_from_nowhere_else() -> None:
+    ours = {name: service for name, service in SERVICES.items() if service["image"].startswith("ackline:")}
+    assert [name for name, service in SERVICES.items() if "build" in service] == ["airflow-init"]
+    assert {name: service["pull_policy"] for name, service in ours.items()} == {
+        name: "build" if name == "airflow-init" else "never" for name in ours
+    }
+
+
+def test_each_service_that_stays_up_has_a_health_check() -> None:
+    once = {"topics", "airflow-init"}
+    assert {name for name, service in SERVICES.items() if "healthcheck" not in service} == once
+    for name, service in SERVICES.items():
+        assert (service.get("restart", "no") == "no") == (name in once), name
+        for needed, how in service.get("depends_on", {}).items():
+            awaited = "service_completed_successfully" if needed in once else "service_healthy"
+            assert how["condition"] == awaited, f"{name} needs {needed}"
+
+
+def test_what_is_for_a_demonstration_alone_is_marked() -> None:
+    lines = COMPOSE_TEXT.splitlines()
+    for part in ("SIMPLE_AUTH_MANAGER_USERS", "AIRFLOW_CONN_KAFKA_DEFAULT", "  kafka:", "  postgres:"):
+        at = next(number for number, line in enumerate(lines) if part in line)
+        assert "DEMO ONLY" in "".join(lines[at - 2 : at]), part
 
 
 def test_the_spark_daemons_are_classes_of_this_pyspark() -> None:
