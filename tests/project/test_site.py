@@ -18,7 +18,7 @@ def tree(tmp_path: Path) -> Path:
     """A copy of the documents, with what the command builds them by."""
     for name in DOCUMENTS:
         shutil.copy(ROOT / name, tmp_path / name)
-    for folder in ("docs", "scripts", "include/handlers", "include/pipelines"):
+    for folder in ("docs", "examples", "scripts", "include/handlers", "include/pipelines"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     (ROOT / ".ackline").mkdir(exist_ok=True)
