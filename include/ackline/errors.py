@@ -95,7 +95,7 @@ class RetentionPassed(FatalError):
 
 
 class MissingRights(FatalError):
-    """The connection's login lacks a right on a topic or on the group. Nothing was planned; the operator grants it."""
+    """The connection's login lacks a right on a topic or on the group. The operator grants it."""
 
 
 class GroupBusy(FatalError):

@@ -77,12 +77,56 @@ def test_a_key_store_is_passed_on() -> None:
 
 
 SASL = {"security.protocol": "SASL_SSL"}
+TOKEN = {
+    **SASL, "sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.method": "OIDC", "sasl.oauthbearer.client.id": "me",
+    "sasl.oauthbearer.client.secret": 'it"s', "sasl.oauthbearer.token.endpoint.url": "https://login/token",
+}  # fmt: skip
+
+
+def test_client_credentials_become_a_login_by_tokens() -> None:
+    more = {"scope": "replay read", "extensions": "logicalCluster=lkc-1, pool=p", "grant.type": "client_credentials"}
+    java = java_properties({
+        **BROKER, **TOKEN, **{f"sasl.oauthbearer.{name}": value for name, value in more.items()}, "https.ca.pem": PEM,
+    })  # fmt: skip
+    oauth = "org.apache.kafka.common.security.oauthbearer"
+    assert java == {
+        **BROKER, **SASL, "ssl.endpoint.identification.algorithm": "https", "sasl.mechanism": "OAUTHBEARER",
+        "sasl.jaas.config": f'{oauth}.OAuthBearerLoginModule required clientId="me" clientSecret="it\\"s" '
+        f'scope="replay read" extension_logicalCluster="lkc-1" extension_pool="p" ssl.truststore.type="PEM" '
+        f'ssl.truststore.certificates={PEM!r};'.replace("'", '"'),
+        "sasl.login.callback.handler.class": f"{oauth}.OAuthBearerLoginCallbackHandler",
+        "sasl.oauthbearer.token.endpoint.url": "https://login/token",
+        "sasl.login.connect.timeout.ms": "10000", "sasl.login.read.timeout.ms": "10000",
+    }  # fmt: skip
+
+
+def test_the_other_names_of_client_id_and_secret_are_taken() -> None:
+    other = {name.replace("client.", "client.credentials.client."): value for name, value in TOKEN.items()}
+    assert java_properties({**BROKER, **other}) == java_properties({**BROKER, **TOKEN})
 
 
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({**SASL, "sasl.mechanism": "OAUTHBEARER"}, "sasl.mechanism"),
+        ({**SASL, "sasl.mechanism": "OAUTHBEARER"}, "sasl.oauthbearer.method"),
+        ({**TOKEN, "sasl.oauthbearer.method": "default"}, "sasl.oauthbearer.method"),
+        ({**TOKEN, "sasl.oauthbearer.config": "principal=me"}, "sasl.oauthbearer.config"),
+        ({**TOKEN, "enable.sasl.oauthbearer.unsecure.jwt": True}, "enable.sasl.oauthbearer.unsecure.jwt"),
+        ({**TOKEN, "sasl.oauthbearer.assertion.file": "/jwt"}, "sasl.oauthbearer.assertion.file"),
+        ({**TOKEN, "sasl.oauthbearer.grant.type": "jwt-bearer"}, "sasl.oauthbearer.grant.type"),
+        (
+            {**TOKEN, "sasl.oauthbearer.metadata.authentication.type": "azure_imds"},
+            "sasl.oauthbearer.metadata.authentication.type",
+        ),
+        ({**TOKEN, "sasl.oauthbearer.client.id": None}, "sasl.oauthbearer.client.id"),
+        ({**TOKEN, "sasl.oauthbearer.client.secret": ""}, "sasl.oauthbearer.client.secret"),
+        ({**TOKEN, "sasl.oauthbearer.token.endpoint.url": None}, "sasl.oauthbearer.token.endpoint.url"),
+        ({**TOKEN, "sasl.oauthbearer.token.endpoint.url": "file:///token"}, "sasl.oauthbearer.token.endpoint.url"),
+        (
+            {**TOKEN, "sasl.oauthbearer.token.endpoint.url": "https://me:it@host/"},
+            "sasl.oauthbearer.token.endpoint.url",
+        ),
+        ({**TOKEN, "https.ca.location": "/nowhere/ca.pem"}, "https.ca.location"),
         ({**SASL, "sasl.username": "me"}, "sasl.mechanism"),  # librdkafka's default is GSSAPI
         ({**SASL, "sasl.mechanism": "PLAIN", "sasl.username": "me"}, "sasl.password"),
         ({"ssl.ca.location": "/nowhere/ca.pem"}, "ssl.ca.location"),
@@ -138,6 +182,13 @@ def test_what_librdkafka_takes_as_a_file_or_finds_itself_stays(tmp_path: Path) -
 def test_a_file_that_can_not_be_read_is_named() -> None:
     with pytest.raises(ConfigError, match=r"`ssl\.ca\.location` \(/no/such/file\) can't be read"):
         inlined_certificates(SASL_BROKER | {"ssl.ca.location": "/no/such/file"})
+
+
+def test_the_authority_of_a_token_endpoint_travels_too(tmp_path: Path) -> None:
+    (tmp_path / "ca").write_text(PEM)
+    config = {**BROKER, "security.protocol": "SASL_PLAINTEXT", "https.ca.location": str(tmp_path / "ca")}
+    inlined = inlined_certificates(config)
+    assert (inlined["https.ca.pem"], "https.ca.location" in inlined) == (PEM, False)
 
 
 def test_without_tls_no_file_is_opened() -> None:

@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
         ROOT_ROOM, "ledger", "pipeline", "tables", "lane", "outputs", "in_flight", "steps", "actions",
     },
     "airflow": {
-        ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "spark", "lane", "outputs", "steps", "actions", "backfill",
+        ROOT_ROOM, "ledger", "pipeline", "tables", "spark", "lane", "outputs", "steps", "actions", "backfill",
     },
     "ui": {ROOT_ROOM, "ledger", "pipeline", "tables", "airflow"},
     "local": {ROOT_ROOM, "ledger", "pipeline", "tables", "spark"},

@@ -1,15 +1,16 @@
 """A handler for tests. It writes each call to a journal, and then does what the value of the record orders.
 
-A pipeline file names it as `tests.support.journal:handle`. The environment variable ACKLINE_JOURNAL names the
-journal, a file with one call a line. Each line is appended in one write, so the calls of many processes never mix, even
-if some are killed. The value is JSON, or was decoded from it: `{"fail": n}` raises on attempts up to n (−1: on all),
-`{"skip": true}` raises Skip, `{"dead": true}` raises Dead, and `{"exit": true}` leaves the interpreter. Any other JSON
-is acked; a value that is not JSON raises, as it would in a real handler.
+A pipeline file names it as `tests.support.journal:handle`. The environment variable ACKLINE_JOURNAL names the journal,
+a file with one call a line. Each line is appended in one write, so the calls of many processes never mix, even if some
+are killed. The value is JSON, or was decoded from it: `{"fail": n}` raises on attempts up to n (−1: on all), `{"sleep":
+s}` takes s seconds, `{"skip": true}` raises Skip, `{"dead": true}` raises Dead, and `{"exit": true}` leaves the
+interpreter. Any other JSON is acked; a value that is not JSON raises, as it would in a real handler.
 """
 
 import json
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def follow_orders(orders: object, attempt: int) -> None:
     """Does what the decoded value of a record orders on this attempt; returns if it orders nothing."""
     if not isinstance(orders, dict):
         return
+    time.sleep(orders.get("sleep", 0))
     if orders.get("exit"):
         sys.exit(REASON)
     if orders.get("skip"):

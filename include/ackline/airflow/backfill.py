@@ -156,7 +156,6 @@ class BeginBackfillOperator(PipelineOperator):
         with noted_reason(context), airflow_errors():
             from ackline.backfill.perform import backfill_pipeline, lane_arguments
             from ackline.backfill.run import find_backfill
-            from ackline.kafka.config import java_properties
             from ackline.pipeline.functions import check_functions
 
             form, confirmed = form_of(context), entered_by(context).value(CONFIRM)
@@ -169,7 +168,6 @@ class BeginBackfillOperator(PipelineOperator):
             check_functions(*pipeline.functions)
             DriverHook(Secrets(), conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
             with opened(pipeline, context, actor=user or ACTOR, lane=form.lane) as adapters:
-                java_properties(adapters.kafka)  # refuses properties that Spark's Kafka client does not have
                 text, result = _begin(adapters, form, arguments, confirmed)
         self.log_change(text, confirmed)
         return result

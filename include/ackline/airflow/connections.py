@@ -64,7 +64,7 @@ def kafka_connection(pipeline: Pipeline) -> dict[str, Any] | None:
     if callable(found.get("oauth_cb")):
         raise ConfigError(
             f"the Airflow connection {name} logs in by a Python callback (oauth_cb), which Spark's Kafka source can't "
-            f"call; use SASL PLAIN, SCRAM or certificates",
+            f"call; use `sasl.oauthbearer.method: oidc`, SASL PLAIN, SCRAM or certificates",
             key="kafka.connection",
         )
     return {key: value for key, value in found.items() if not callable(value)}

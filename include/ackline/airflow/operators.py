@@ -161,7 +161,6 @@ class PlanOperator(PipelineOperator):
         skip_in_interval_run(context)
         with airflow_errors(), stop_noted(self.pipeline, context):
             from ackline.airflow.results import planned_summary
-            from ackline.kafka.config import java_properties
             from ackline.lane.adapters import effective_settings, run_warnings
             from ackline.pipeline.form import Entered, RunRequest, run_request
             from ackline.pipeline.functions import check_functions
@@ -176,7 +175,6 @@ class PlanOperator(PipelineOperator):
             with opened(self.pipeline, context) as opened_adapters:
                 adapters = replace(opened_adapters, request=request)
                 self.log.info("settings in force: %s", effective_settings(adapters))
-                java_properties(adapters.kafka)  # refuses properties that Spark's Kafka client does not have
                 planned = plan(adapters)
                 if planned.plan and planned.adopted and RunRequest.of_plan(planned.plan.settings) != request:
                     self.log.warning(

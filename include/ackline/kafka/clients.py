@@ -14,8 +14,9 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
-from ackline.kafka.config import CONSUMER_ONLY, brokers, mask_secrets
+from ackline.errors import AcklineError, ConfigError, FatalError, MissingRights, TransientError
+from ackline.kafka.config import CONSUMER_ONLY, brokers, login_text, mask_secrets
+from ackline.kafka.login_failures import login_failure, refuses_certificate
 from ackline.ledger.offsets import TopicPartition
 from ackline.pipeline.properties import PRODUCER_ONLY
 
@@ -41,7 +42,8 @@ DAMAGED = frozenset({"_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG"})
 """Errors of a batch whose checksum does not match, or that can't be decoded."""
 _LOGIN = frozenset({"_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM",
                     "ILLEGAL_SASL_STATE"})  # fmt: skip
-_UNANSWERED = frozenset({"_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN"})
+_UNANSWERED = frozenset({"_TIMED_OUT", "_MSG_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_FATAL"})
+"""Errors that do not name why. After a fatal error a producer gives each message the error `_FATAL`."""
 
 
 def kafka_error(raised: BaseException) -> KafkaError | None:
@@ -59,8 +61,9 @@ def is_transient(error: KafkaError) -> bool:
 
 
 def is_login_failure(error: KafkaError) -> bool:
-    """Whether the broker refused the login, or the client refused the broker's certificate."""
-    return error.name() in _LOGIN
+    """Whether the broker refused the login or the client's certificate, or the client that of the broker, or there is
+    no token."""
+    return error.name() in _LOGIN or refuses_certificate(error.str())
 
 
 def is_denied(error: KafkaError) -> bool:
@@ -131,24 +134,33 @@ def ackline_error(
     tp: TopicPartition | None = None,
     offset: int | None = None,
     last: LastError | None = None,
+    right: str | None = None,
 ) -> AcklineError:
-    """Returns the AcklineError to raise for `error`. `doing` begins its message, as in "reading the log bounds"."""
+    """Returns the AcklineError to raise for `error`. `doing` begins its message, as in "reading the log bounds".
+
+    `right` names what is missing where the broker denies the request, as in "Write on topic orders.dead"; by default
+    Read on the topic of `tp`.
+    """
     cause = last.cause(error) if last is not None else error
     detail = last.detail(error) if last is not None and cause is error else ""
     kind: type[AcklineError] = FatalError
+    reason = f"{cause.str()}{detail}"
     if is_login_failure(cause):
         advice = "check security.protocol, the login and the certificates of the connection"
+        if failure := login_failure(reason, config):
+            reason, advice, transient = failure
+            kind = TransientError if transient else FatalError
     elif is_denied(cause):
-        advice = "ask for the right to do this for the connection's user"
+        right = right or (f"Read on topic {tp.topic}" if tp is not None else "a right")
+        kind, advice = MissingRights, f"{login_text(config)} lacks {right}: grant it; docs/settings.md lists the rights"
     elif is_transient(cause):
         kind, advice = TransientError, "check that the broker is up and can be reached from here; then run this again"
     elif cause.name() in NOT_FOUND:
         advice = "check the topic's name and its partitions, or create it"
     else:
         advice = "trying again will not help; the broker's log may say more"
-    reason = mask_secrets(f"{cause.str()}{detail}", config)
     subject = f"{doing} of {tp}" if tp is not None else doing
-    message = f"{subject}: {cause.name()}: {reason} (at {brokers(config)}); {advice}"
+    message = f"{subject}: {cause.name()}: {mask_secrets(reason, config)} (at {brokers(config)}); {advice}"
     return kind(message, tp=tp, offset=offset)
 
 
@@ -179,6 +191,8 @@ DENSE_FETCH: Mapping[str, object] = {
 }
 """Fetch settings for offsets close together: throughput, without running far ahead of the reader."""
 
+_NO_GROUP = "ackline"
+"""The group of a consumer without a pipeline."""
 _QUICK_RECONNECT = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 1000}
 
 
@@ -203,14 +217,18 @@ class _ClientLog:
             log.debug("%s", line)
 
 
-def consumer(config: Mapping[str, object], group_id: str, isolation: str, **settings: object) -> Consumer:
+def consumer(config: Mapping[str, object], isolation: str, **settings: object) -> Consumer:
     """Returns a consumer that never commits by itself. `settings` override `config`.
+
+    Its group is `group.id` of `config`, the pipeline's own, which it neither joins nor commits to. The client asks for
+    the coordinator of its group all the same: of a group of its own, the broker's log would have that as denied.
 
     It verifies the checksum of each batch, unless `config` has `check.crcs: false`: librdkafka does not by default.
     """
     properties = {name: value for name, value in config.items() if name not in PRODUCER_ONLY}
-    explicit = {"group.id": group_id, "isolation.level": isolation, **settings}
-    client: Consumer = _create(Consumer, {**_QUICK_RECONNECT, "check.crcs": True, **properties, **explicit}, config)
+    defaults = {**_QUICK_RECONNECT, "check.crcs": True, "group.id": _NO_GROUP}
+    explicit = {"isolation.level": isolation, **settings}
+    client: Consumer = _create(Consumer, {**defaults, **properties, **explicit}, config)
     return client
 
 

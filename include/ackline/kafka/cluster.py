@@ -260,7 +260,7 @@ class Cluster:
         a few kilobytes of each. A partition is absent without such a record, if the record's timestamp is no time, and
         without an answer within `timeout` seconds."""
         if self._reader is None:
-            self._reader = clients.consumer(self._config, "ackline-times", self._isolation, **clients.SPARSE_FETCH)
+            self._reader = clients.consumer(self._config, self._isolation, **clients.SPARSE_FETCH)
         reader, waiting = self._reader, dict(offsets)
         times: dict[TopicPartition, datetime] = {}
         deadline = time.monotonic() + timeout
@@ -340,7 +340,8 @@ class Cluster:
             if error is not None and error.name() in absent:
                 return None
             failed = self._ackline_error(error, doing, tp)
-            if error is not None and error.name() in _LEADER_MOVING and isinstance(failed, TransientError):
+            unanswered = error is not None and self._last.cause(error) is error  # and not for want of a login
+            if error is not None and unanswered and error.name() in _LEADER_MOVING and type(failed) is TransientError:
                 raise _LeaderMoving(str(failed), tp=tp) from raised
             raise failed from raised
 
@@ -372,7 +373,7 @@ def truncated_logs(
     last = LastError()
     # Uncommitted records answer as well, and need no wait for a transaction's end.
     settings = {**clients.SPARSE_FETCH, "error_cb": last}
-    reader = clients.consumer(config, "ackline-epochs", "read_uncommitted", **settings)
+    reader = clients.consumer(config, "read_uncommitted", **settings)
     try:
         with clients.as_ackline_errors(_DOING, config, last):
             return _query_leaders(reader, config, positions, timeout, last)

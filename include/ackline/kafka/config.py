@@ -10,6 +10,7 @@ the driver's machine has the files.
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ackline.errors import ConfigError
 from ackline.pipeline.properties import BROKER, PRODUCER_ONLY, REFUSAL_REASONS, broker_addresses, without_topic_prefix
@@ -109,6 +110,7 @@ _SAME = frozenset({
     "reconnect.backoff.ms", "reconnect.backoff.max.ms", "retry.backoff.ms", "retry.backoff.max.ms",
     "socket.connection.setup.timeout.ms", "fetch.min.bytes", "fetch.max.bytes", "max.partition.fetch.bytes",
     "check.crcs", "enable.metrics.push", "metadata.recovery.strategy", "metadata.recovery.rebootstrap.trigger.ms",
+    "sasl.oauthbearer.sub.claim.name",
 })  # fmt: skip
 
 _RENAMED: Mapping[str, str] = {
@@ -154,6 +156,17 @@ _SSL = frozenset({
     "ssl.endpoint.identification.algorithm", "enable.ssl.certificate.verification",
 })  # fmt: skip
 _SASL = frozenset({"sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"})
+_TOKENS = "sasl.oauthbearer."
+_CLIENT_ID = (f"{_TOKENS}client.id", f"{_TOKENS}client.credentials.client.id")
+_CLIENT_SECRET = (f"{_TOKENS}client.secret", f"{_TOKENS}client.credentials.client.secret")
+TOKEN_ENDPOINT = f"{_TOKENS}token.endpoint.url"
+"""The property that names where tokens of OAUTHBEARER come from."""
+_OIDC = frozenset({
+    *_CLIENT_ID, *_CLIENT_SECRET, TOKEN_ENDPOINT, f"{_TOKENS}method", f"{_TOKENS}grant.type", f"{_TOKENS}scope",
+    f"{_TOKENS}extensions", f"{_TOKENS}metadata.authentication.type", "https.ca.location", "https.ca.pem",
+})  # fmt: skip
+_ONLY_VALUE = {f"{_TOKENS}grant.type": "client_credentials", f"{_TOKENS}metadata.authentication.type": "none"}
+_OAUTH_CLASSES = "org.apache.kafka.common.security.oauthbearer"
 
 
 def java_properties(config: Mapping[str, object]) -> dict[str, str]:
@@ -171,8 +184,10 @@ def java_properties(config: Mapping[str, object]) -> dict[str, str]:
             java[name] = value
         elif name in _RENAMED:
             java[_RENAMED[name]] = "-1" if name in _ZERO_IS_MINUS_ONE and value == "0" else value
-        elif name not in DROPPED | _SSL | _SASL | {"security.protocol", "metadata.broker.list"}:
-            raise _no_counterpart(name, "Spark reads with Java's Kafka client, which has no such setting")
+        elif name not in DROPPED | _SSL | _SASL | _OIDC | {"security.protocol", "metadata.broker.list"}:
+            of_tokens = name.startswith((_TOKENS, "enable.sasl.oauthbearer.", "oauth_cb"))
+            why = _NO_OTHER_OAUTH if of_tokens else "Spark reads with Java's Kafka client, which has no such setting"
+            raise _no_counterpart(name, why)
     java.setdefault("bootstrap.servers", given.get("metadata.broker.list", ""))
     if "SSL" in protocol.split("_"):
         java |= _truststore(given) | _keystore(given)
@@ -192,14 +207,91 @@ def _no_counterpart(name: str, why: str) -> ConfigError:
 def _jaas_login(given: Mapping[str, str]) -> dict[str, str]:
     name = "sasl.mechanisms" if "sasl.mechanisms" in given else "sasl.mechanism"
     mechanism = given.get(name, "GSSAPI").upper()
+    if mechanism == "OAUTHBEARER":
+        return _token_login(given)
     if mechanism not in _MECHANISMS:
-        known = ", ".join(_MECHANISMS)
+        known = ", ".join([*_MECHANISMS, "OAUTHBEARER"])
         raise _no_counterpart(name, f"{mechanism} is not translated for Spark's Java client; {known} are")
     for needed in ("sasl.username", "sasl.password"):
         if needed not in given:
             raise ConfigError(f"`{needed}` is missing, and {mechanism} needs it", key=needed)
-    login = " ".join(f"{part}={_quoted(given[f'sasl.{part}'])}" for part in ("username", "password"))
-    return {"sasl.mechanism": mechanism, "sasl.jaas.config": f"{_MECHANISMS[mechanism]} required {login};"}
+    options = {part: given[f"sasl.{part}"] for part in ("username", "password")}
+    return {"sasl.mechanism": mechanism, "sasl.jaas.config": _jaas(_MECHANISMS[mechanism], options)}
+
+
+_NO_OTHER_OAUTH = (
+    "of OAUTHBEARER only OpenID Connect with client credentials works in both Kafka clients: set "
+    "`sasl.oauthbearer.method` to oidc, and client.id, client.secret and token.endpoint.url"
+)
+
+
+def _token_login(given: Mapping[str, str]) -> dict[str, str]:
+    """The login by tokens of an endpoint of OpenID Connect, which Java's client fetches and renews as librdkafka does.
+
+    Raises ConfigError for another method, for what is missing, and for an address that is none of http and https.
+    """
+    method = given.get(f"{_TOKENS}method", "default").lower()
+    if method != "oidc":
+        raise _no_counterpart(f"{_TOKENS}method", f"it is {method}, and {_NO_OTHER_OAUTH}")
+    for name, value in _ONLY_VALUE.items():
+        if given.get(name, value).lower() != value:
+            raise _no_counterpart(name, f"it is {given[name]}, and {_NO_OTHER_OAUTH}")
+    needed = {"clientId": _CLIENT_ID, "clientSecret": _CLIENT_SECRET, "": (TOKEN_ENDPOINT,)}
+    found = {option: next((given[name] for name in names if name in given), "") for option, names in needed.items()}
+    for option, names in needed.items():
+        if not found[option]:
+            raise ConfigError(f"`{names[0]}` is missing, and OAUTHBEARER needs it", key=names[0])
+    endpoint = found.pop("")
+    if not endpoint_address(given):
+        raise ConfigError(
+            f"`{TOKEN_ENDPOINT}` is no address of a token endpoint: write https://HOST/PATH, without a login",
+            key=TOKEN_ENDPOINT,
+        )
+    options = found | ({"scope": given[f"{_TOKENS}scope"]} if f"{_TOKENS}scope" in given else {})
+    for extension in filter(None, given.get(f"{_TOKENS}extensions", "").split(",")):
+        name, _, value = extension.partition("=")
+        options[f"extension_{name.strip()}"] = value.strip()
+    authority = pem_text(given, "https.ca") if given.get("https.ca.location") != "probe" else None
+    if authority is not None:
+        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authority}
+    return {
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.jaas.config": _jaas(f"{_OAUTH_CLASSES}.OAuthBearerLoginModule", options),
+        "sasl.login.callback.handler.class": f"{_OAUTH_CLASSES}.OAuthBearerLoginCallbackHandler",
+        TOKEN_ENDPOINT: endpoint,
+        # Java's client would wait for an answer without an end.
+        "sasl.login.connect.timeout.ms": "10000",
+        "sasl.login.read.timeout.ms": "10000",
+    }
+
+
+def endpoint_address(config: Mapping[str, object]) -> str:
+    """Returns scheme, host and port of the token endpoint, for messages: its path and query may hold a secret. Empty if
+    there is none, or it is no address of http or https."""
+    try:
+        url = urlsplit(str(config.get(TOKEN_ENDPOINT, "")))
+        port = f":{url.port}" if url.port else ""
+    except ValueError:
+        return ""
+    if url.scheme.lower() not in ("http", "https") or not url.hostname or "@" in url.netloc:
+        return ""
+    return f"{url.scheme.lower()}://{url.hostname}{port}"
+
+
+def login_name(config: Mapping[str, object]) -> str:
+    """Returns the name by which a connection logs in; empty if it has none, as with a certificate."""
+    names = ("sasl.username", *_CLIENT_ID)
+    return str(next((config[name] for name in names if config.get(name)), ""))
+
+
+def login_text(config: Mapping[str, object]) -> str:
+    """Returns what messages call the login of a connection."""
+    name = login_name(config)
+    return f"the login {name}" if name else "the login of the connection"
+
+
+def _jaas(module: str, options: Mapping[str, str]) -> str:
+    return " ".join([module, "required", *(f"{name}={_quoted(value)}" for name, value in options.items())]) + ";"
 
 
 def _quoted(text: str) -> str:
@@ -279,9 +371,9 @@ def inlined_certificates(config: Mapping[str, str]) -> dict[str, str]:
     a file only. Raises ConfigError for a file that can't be read.
     """
     properties = dict(config)
-    if "SSL" not in config.get("security.protocol", "plaintext").upper().split("_"):
-        return properties  # Kafka's clients open none of the files
-    for prefix in _PEM:
+    protocol = config.get("security.protocol", "plaintext").upper().split("_")
+    # Kafka's clients open no other file.
+    for prefix in (*(_PEM if "SSL" in protocol else ()), *(("https.ca",) if "SASL" in protocol else ())):
         if properties.get(f"{prefix}.location") == "probe":  # librdkafka then looks for the system's authorities
             continue
         text = pem_text(properties, prefix)

@@ -305,7 +305,7 @@ def find_letter(
         for tp, log in bounds.items()
     }
     deadline, last = time.monotonic() + timeout, LastError()
-    client = clients.consumer(config, "ackline-letters", isolation, **_FETCH, error_cb=last)
+    client = clients.consumer(config, isolation, **_FETCH, error_cb=last)
     try:
         with clients.as_ackline_errors(_DOING, config, last):
             for parts in (

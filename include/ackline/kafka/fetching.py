@@ -198,7 +198,7 @@ class Fetcher:
         self._last = LastError()
         self._passing_error: KafkaError | None = None
         self._client = clients.consumer(
-            config, "ackline-exact", isolation,
+            config, isolation,
             **{**(clients.DENSE_FETCH if dense else clients.SPARSE_FETCH), "error_cb": self._last,
                "stats_cb": self._statistics, "statistics.interval.ms": 200},
         )  # fmt: skip

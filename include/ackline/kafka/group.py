@@ -60,7 +60,8 @@ class Group:
         self._last = LastError()
         self._probe = _PROBE
         self._admin = clients.admin(config, error_cb=self._last)
-        self._consumer = clients.consumer(config, group_id, "read_committed", error_cb=self._last)
+        own = {"group.id": group_id, "error_cb": self._last}
+        self._consumer = clients.consumer(config, "read_committed", **own)
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ackline.errors import ConfigError
 from ackline.kafka.cluster import Cluster
-from ackline.kafka.config import client_config
+from ackline.kafka.config import client_config, java_properties
 from ackline.kafka.dead_letters import DeadLetters, FoundLetter, LetterId, find_letter
 from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
@@ -226,7 +226,8 @@ def open_adapters(
     listener = load_listener(pipeline.listener)
     partition_filter = load_partition_filter(pipeline.kafka.partition_filter)
     properties = without_registry_settings(without_own_settings(connection))
-    config = client_config({**properties, **pipeline.kafka.properties})
+    config = client_config({**properties, **pipeline.kafka.properties}) | {"group.id": pipeline.kafka.group_id}
+    java_properties(config)  # refuses, before anything is asked of the broker, what Spark's Kafka client does not have
     key_hash_secret = secret_of(connection, pipeline.kafka.connection) if pipeline.audit.key_hash else None
     token_keys = token_keys_of(connection, pipeline.kafka.connection) if pipeline.ack_topic else None
     translation = translation_of(pipeline, connection)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from ackline.errors import MissingRights
-from ackline.kafka.config import brokers
+from ackline.kafka.config import brokers, login_name, login_text
 from ackline.lane.adapters import Adapters
 from ackline.ledger.turns import Settlement
 
@@ -71,11 +71,11 @@ def check_rights_to_read(adapters: Adapters, topics: Collection[str]) -> None:
 
 def rights_text(adapters: Adapters, missing: Iterable[Right]) -> str:
     """Returns the sentence that names missing rights and how they are granted."""
-    user = adapters.kafka.get("sasl.username")
-    login = f"the login {user}" if user else "the login of the connection"
+    user = login_name(adapters.kafka)
     first, *_ = missing
     grant = f"kafka-acls --add --allow-principal User:{user or 'NAME'} --operation {first.operation.capitalize()}"
     return (
-        f"{login} lacks at {brokers(adapters.kafka)}: {', '.join(map(str, missing))}. Nothing was planned. Grant each, "
-        f"as with `{grant} --{first.kind} {first.name}`, or correct the login; docs/settings.md lists the least rights"
+        f"{login_text(adapters.kafka)} lacks at {brokers(adapters.kafka)}: {', '.join(map(str, missing))}. Nothing was "
+        f"planned. Grant each, as with `{grant} --{first.kind} {first.name}`, or correct the login; docs/settings.md "
+        f"lists the least rights"
     )

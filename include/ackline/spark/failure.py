@@ -25,6 +25,7 @@ _TRANSIENT = (
     "cancelled because SparkContext was shut down",
     "java.lang.OutOfMemoryError",
 )
+_LOGIN = ("LoginException", "SaslAuthenticationException", "SslAuthenticationException")
 # The last line of a Python worker's traceback for an AcklineError. These texts hold no payload, so they are kept.
 _OWN_ERROR = re.compile(r"^ackline\.errors\.(\w+): (.*)$", re.MULTILINE)
 _OVERFLOW = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value -?\d+ that overflows")
@@ -56,6 +57,12 @@ def error_of_spark(error: Exception) -> AcklineError:
     if any(sign in text for sign in _DATA_LOSS):
         return RangeGone("the log no longer holds the planned range: retention or deletion was faster; plan again")
     classes = ", ".join(dict.fromkeys(name.rsplit(".", 1)[-1] for name in _CLASSES.findall(text)[:40])) or "no reason"
+    if any(sign in text for sign in _LOGIN):
+        return TransientError(
+            f"the Kafka client of Spark could not log in ({classes}), and that of the driver could: check that the "
+            f"executors reach the brokers and the token endpoint, and that no login or certificate has just ended; "
+            f"then run this again"
+        )
     if any(sign in text for sign in _TRANSIENT):
         return TransientError(f"the Spark job failed for now ({classes}); the same step may succeed later")
     return FatalError(f"the Spark job failed ({classes}); the log of its executors has the stack trace")
