@@ -222,7 +222,8 @@ def test_xcom_holds_totals_and_the_ten_longest_ranges(form: Form) -> None:
     "values",
     [{"ranges": ["orders:0"], "handler": "os:system"}, {"ranges": ["a/b"]}, {"ranges": "orders"}, {"all": "yes"},
      {"outcome": "failed"}, {"of": "prod"}, {"id": "A b"}, {"max_records": 0}, {"max_rate": 10**10},
-     {"epoch": -1}, {"dead_letter": "a b"}, {"deadline": "soon"}, {"confirm": "yes"}, {"error_class": "x" * 501}],
+     {"epoch": -1}, {"all": True, "dead_letter": "mine"}, {"deadline": "soon"}, {"confirm": "yes"},
+     {"error_class": "x" * 501}],
     ids=str,
 )  # fmt: skip
 def test_the_form_refuses_wrong_values(values: dict[str, Any], form: Form) -> None:
@@ -238,7 +239,6 @@ def test_the_form_refuses_wrong_values(values: dict[str, Any], form: Form) -> No
         ({"ranges": ["orders:0:5-2"]}, "range orders:0:5-2"),
         ({"from": "soon"}, "--from: "),
         ({"id": "gone"}, "id gone: lane has no such backfill"),
-        ({"all": True, "dead_letter": "orders"}, "the pipeline reads this topic"),
         ({"outcome": "dead", "of": "backfill-gone"}, "has no such lane yet"),
     ],
     ids=str,

@@ -284,10 +284,19 @@ def test_another_handler_must_be_allowed_and_replaces_handler_and_streams() -> N
 
 
 def test_dead_letters_go_to_another_topic_or_to_none_and_never_to_one_that_is_read() -> None:
-    assert backfill_pipeline(pipeline(), BackfillArguments(dead_letter="other")).dead_letter_topic == "other"
-    assert backfill_pipeline(pipeline(), BackfillArguments(dead_letter="none")).dead_letter_topic is None
+    file = pipeline(backfill={"dead_letters": ["other", "orders"]})
+    for topic in ("dead", "other"):
+        assert backfill_pipeline(file, BackfillArguments(dead_letter=topic)).dead_letter_topic == topic
+    assert backfill_pipeline(file, BackfillArguments(dead_letter="none")).dead_letter_topic is None
     with pytest.raises(ConfigError, match="the pipeline reads this topic"):
-        backfill_pipeline(pipeline(), BackfillArguments(dead_letter="orders"))
+        backfill_pipeline(file, BackfillArguments(dead_letter="orders"))
+
+
+def test_dead_letters_go_to_no_topic_that_the_file_does_not_list() -> None:
+    with pytest.raises(ConfigError, match=(
+        r"--dead-letter mine is not allowed: add it to `backfill\.dead_letters` of pipeline p; allowed are dead, none"
+    )):  # fmt: skip
+        backfill_pipeline(pipeline(), BackfillArguments(dead_letter="mine"))
 
 
 def test_max_rate_is_that_of_the_run_where_it_is_given() -> None:

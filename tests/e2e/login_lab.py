@@ -9,7 +9,7 @@ from ackline.lane.adapters import open_adapters
 from ackline.lane.lease import WhenHeld
 from ackline.lane.rights import Right, needed_rights
 from ackline.ledger.turns import LIVE
-from tests.e2e.lab import Lab, Spark
+from tests.e2e.lab import Lab, Row, Spark
 from tests.support.secured import SecuredBroker
 
 
@@ -34,6 +34,18 @@ class LoginLab(Lab):
         """Returns the least rights of a run."""
         with self.adapters() as adapters:
             return needed_rights(adapters, self.topics)
+
+    def denied_in_runs_with_the_least_rights(self) -> list[str]:
+        """Settles records that are acked, retried and dead-lettered, and returns the requests that were denied."""
+        assert isinstance(self.broker, SecuredBroker)
+        self.broker.grant(self.rights())
+        before = len(self.broker.denials)
+        self.produce({"n": 0}, {"fail": 1}, {"fail": -1}, {"n": 3})
+        self.run()
+        self.run()
+        assert self.committed() == 4
+        assert [row for row in self.rows() if row.outcome == "dead"] == [Row(2, 0, "dead")]
+        return self.broker.denials[before:]
 
 
 _AT_ONCE = {"initial_delay": "0s", "period": "0s"}

@@ -1,5 +1,6 @@
 """A broker with an authorizer: the least rights are enough for a run, and each missing one is named before a plan."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from ackline.errors import MissingRights
 from ackline.lane.rights import missing_rights
-from tests.e2e.lab import Row, Spark
+from tests.e2e.lab import Spark
 from tests.e2e.login_lab import LoginLab
 from tests.support.secured import USER, SecuredBroker
 
@@ -28,14 +29,7 @@ def lane(secured: SecuredBroker, spark: Spark, tmp_path: Path) -> LoginLab:
 def test_the_least_rights_are_enough_for_retries_dead_letters_and_the_commit(
     lane: LoginLab, secured: SecuredBroker
 ) -> None:
-    secured.grant(lane.rights())
-    denied = len(secured.denials)
-    lane.produce({"n": 0}, {"fail": 1}, {"fail": -1}, {"n": 3})
-    lane.run()
-    lane.run()
-    assert lane.committed() == 4
-    assert [row for row in lane.rows() if row.outcome == "dead"] == [Row(2, 0, "dead")]
-    assert secured.denials[denied:] == []
+    assert lane.denied_in_runs_with_the_least_rights() == []
     with lane.adapters() as adapters:
         assert missing_rights(adapters) == []
 
@@ -56,3 +50,39 @@ def test_each_missing_right_is_named_before_anything_is_planned(
     secured.grant([*rights, missing])
     lane.run()
     assert lane.committed() == 1
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["plan"], ["backfill", "--all", "--id", "b", "--yes"]], ids=" ".join)
+def test_each_command_fails_without_the_right_to_the_dead_letter_topic(
+    command: list[str], lane: LoginLab, secured: SecuredBroker
+) -> None:
+    secured.grant([right for right in lane.rights() if right.operation != "WRITE"])
+    lane.produce({"n": 0})
+    name, *options = command
+    connection = {"AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": lane.login})}
+    done = lane.ackline(name, lane.name, *options, env=connection)
+    assert done.returncode == 1
+    assert f"lacks at {lane.login['bootstrap.servers']}: Write on topic {lane.dead_letter_topic}. " in " ".join(
+        (done.stdout + done.stderr).split()
+    )
+    assert lane.calls() == []
+
+
+def test_a_right_to_the_dead_letter_topic_that_is_lost_in_a_turn_is_an_error(
+    lane: LoginLab, secured: SecuredBroker
+) -> None:
+    lane.configure(retry={"max_retries": 0})
+    rights = lane.rights()
+    secured.grant(rights)
+    lane.produce({"fail": -1})
+    lane.plan()
+    lane.replay()
+    secured.grant([right for right in rights if right.operation != "WRITE"])
+    with pytest.raises(MissingRights) as caught:
+        lane.settle()
+    assert f"the login {USER} lacks at " in str(caught.value)
+    assert f"Write on topic {lane.dead_letter_topic}. " in str(caught.value)
+    assert "idempotence" not in str(caught.value)
+    secured.grant(rights)
+    lane.settle()
+    assert (lane.committed(), lane.outcomes()) == (1, {"failed": 1, "dead": 1})

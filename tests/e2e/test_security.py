@@ -1,5 +1,6 @@
 """Secured connections, each through both Kafka clients in a whole run: passwords, certificates and tokens."""
 
+import json
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -13,10 +14,12 @@ from py4j.protocol import Py4JJavaError
 from ackline.errors import AcklineError, TransientError
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.config import client_config, java_properties
-from tests.e2e.lab import Row, Spark
+from tests.e2e.commands import watched_arguments
+from tests.e2e.lab import Spark
 from tests.e2e.login_lab import LoginLab
 from tests.support.certificates import PASSWORD, Authority, Issued
 from tests.support.secured import USER, SecuredBroker
+from tests.support.token_endpoint import CLIENT_SECRET
 
 pytestmark = pytest.mark.real
 
@@ -57,14 +60,37 @@ def test_a_run_with_retries_and_dead_letters_needs_the_least_rights_alone(
     way: str, secured: SecuredBroker, spark: Spark, tmp_path: Path
 ) -> None:
     lane = LoginLab(secured, tmp_path, spark, logins(secured, tmp_path)[way])
+    assert lane.denied_in_runs_with_the_least_rights() == []
+
+
+@pytest.mark.deep
+def test_i13_neither_the_client_secret_nor_a_token_is_shown_by_a_whole_run(
+    secured: SecuredBroker, spark: Spark, tmp_path: Path
+) -> None:
+    lane = LoginLab(secured, tmp_path, spark, secured.by_token())
     secured.grant(lane.rights())
     denied = len(secured.denials)
-    lane.produce({"n": 0}, {"fail": 1}, {"fail": -1}, {"n": 3})
-    lane.run()
-    lane.run()
-    assert lane.committed() == 4
-    assert [row for row in lane.rows() if row.outcome == "dead"] == [Row(2, 0, "dead")]
+    lane.produce({"n": 0}, {"fail": 1})
+    events = tmp_path / "events"
+    events.mkdir()
+    log = {"enabled": "true", "compress": "false", "dir": events.as_uri()}
+    settings = " ".join(f"--conf spark.eventLog.{name}={value}" for name, value in log.items())
+    with watched_arguments() as arguments:
+        done = lane.ackline_process("run", lane.name, env={
+            "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": lane.login}),
+            "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell",
+        })  # fmt: skip
+    assert done.returncode == 0, done.stderr
     assert secured.denials[denied:] == []
+    stored = [path.read_bytes().decode(errors="replace") for path in Path(lane.audit).rglob("*") if path.is_file()]
+    logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
+    assert any("SparkListenerJobEnd" in text for text in logs)
+    # A token is signed, and what is signed is the same in each: its third part alone is a secret.
+    secrets = [CLIENT_SECRET, *(token.rpartition(".")[2] for token in secured.endpoint.given)]
+    assert len(secrets) > 2
+    for texts in ([done.stdout, done.stderr], list(arguments.values()), stored, logs):
+        assert any(texts)
+        assert not [text[:200] for text in texts if any(secret in text for secret in secrets)]
 
 
 def test_a_token_that_expires_in_a_turn_is_renewed_by_both_clients(

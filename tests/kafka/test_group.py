@@ -17,6 +17,8 @@ from confluent_kafka.admin import AdminClient
 
 from ackline.errors import AcklineError, FatalError, GroupBusy, TransientError
 from ackline.kafka.clients import LastError
+from ackline.kafka.cluster import Cluster
+from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import METADATA_LIMIT, Group
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.offsets import TopicPartition
@@ -259,3 +261,20 @@ def test_a_coordinator_that_is_not_ready_is_waited_for_and_crashes_no_client(
             group.commit({TopicPartition("first", 0): Committed(5, "before")})
         fresh.kill()
         start_under_requests("bounced")
+
+
+def test_readers_of_the_pipeline_s_group_neither_join_it_nor_move_it(broker: Broker, topic: MakeTopic) -> None:
+    """They have its id, because a login with the least rights may ask for the coordinator of no other group."""
+    tp, group_id = TopicPartition(topic(), 0), f"group-{uuid.uuid4().hex[:8]}"
+    fill(broker, tp.topic, 10)
+    settings = {**config(broker), "group.id": group_id}
+    with Group(settings, group_id) as group, Cluster(settings, "read_committed") as cluster:
+        group.commit({tp: Committed(3, "as before")})
+        with ExactReader(settings, "read_committed") as reader:
+            found = iter(reader.read({tp: range(10)}))
+            next(found)
+            assert cluster.record_time(tp, 5) is not None
+            assert cluster.truncated_at({tp: (10, 0)}) == {}
+            assert group.members() == []  # while the readers are at work
+            assert len(list(found)) == 9
+        assert (group.members(), group.committed([tp])) == ([], {tp: Committed(3, "as before")})

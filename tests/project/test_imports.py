@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "lane": {ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "worker", "spark"},
     "outputs": {ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "worker", "lane"},
     "in_flight": {ROOT_ROOM, "ledger", "pipeline", "kafka", "lane"},
-    "dead_letters": {"ledger", "kafka", "tables", "lane"},
+    "dead_letters": {ROOT_ROOM, "ledger", "kafka", "tables", "lane"},
     "steps": {
         ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "worker", "lane", "outputs", "in_flight",
         "dead_letters",

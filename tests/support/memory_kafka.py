@@ -254,7 +254,7 @@ class MemoryLetters(DeadLetters):
         self._hook("letter", BEFORE)
         fault = next_fault(self.world.faults.letters)
         if fault in ("lost", "refused") or self.topic not in self.world.topics:
-            return Delivery(letter, False, "_MSG_TIMED_OUT" if fault == "lost" else "TOPIC_AUTHORIZATION_FAILED")
+            return Delivery(letter, False, "_MSG_TIMED_OUT" if fault == "lost" else "NOT_ENOUGH_REPLICAS")
         message, omitted = letter.message, fault == "large"
         headers = {name: value.decode() for name, value in letter.headers}
         acknowledged = fault != "unanswered"

@@ -26,6 +26,8 @@ class TokenEndpoint:
         self._subject = subject
         self._key = RSAKey.generate_key(2048, {"kid": "of-the-tests", "alg": "RS256", "use": "sig"})
         self.life = 300
+        self.given: list[str] = []
+        """The tokens that were given."""
         self.refuses: str | None = None
         """The beginning of the `User-Agent` of clients that get no token."""
         self.jwks = folder / "jwks.json"
@@ -69,6 +71,7 @@ class TokenEndpoint:
                     self._answer(400, {"error": "invalid_request"})
                 else:
                     token = endpoint._token(SCOPE)
+                    endpoint.given.append(token)
                     self._answer(200, {"access_token": token, "token_type": "Bearer", "expires_in": endpoint.life})
 
             def _answer(self, status: int, body: object) -> None:

@@ -53,6 +53,8 @@ from ackline.backfill.form import (
     RUN,
     TO,
     BackfillRequest,
+    allowed_dead_letters,
+    allowed_handlers,
     request_of,
 )
 from ackline.backfill.form import REASON as REASON_FIELD
@@ -83,10 +85,11 @@ SHORTEST_WAIT = timedelta(seconds=10)
 def backfill_params(pipeline: Pipeline) -> dict[str, Param]:
     """Returns the fields of the form. Some mean more in a DAG, which waits and has a run id, or name the pipeline's
     own handlers and limits."""
-    handlers = tuple(dict.fromkeys([*pipeline.handlers, *pipeline.backfill.handlers]))
+    as_in_file = ((None, "that of the pipeline file"),)
     changed: dict[Field, dict[str, Any]] = {
         ID: {"help": f"{ID.help} Empty: made of the DAG run's id."},
-        HANDLER: {"choices": handlers, "shown": ((None, "that of the pipeline file"),)},
+        HANDLER: {"choices": allowed_handlers(pipeline), "shown": as_in_file},
+        DEAD_LETTER: {"choices": allowed_dead_letters(pipeline), "shown": as_in_file},
         OUTCOME: {"shown": ((None, "any"),)},
         MAX_RECORDS: {
             "help": "Read so many offsets and end, without waiting for retries. Empty: until every offset is settled."

@@ -12,6 +12,7 @@ from ackline.ledger.turns import LIVE
 from ackline.pipeline.arguments import BackfillArguments, id_of, lane_of
 from ackline.pipeline.field_types import parse_time
 from ackline.pipeline.form import ERROR_CLASS, Entered, Field, FieldType
+from ackline.pipeline.pipeline import Pipeline
 
 _ID = "[a-z0-9][a-z0-9-]{0,99}"
 RANGES = Field(
@@ -59,7 +60,7 @@ MAX_RATE = Field(
 )  # fmt: skip
 DEAD_LETTER = Field(
     name="dead_letter", option="--dead-letter", title="Dead letters", pattern=r"^[a-zA-Z0-9._-]{1,249}$",
-    help="Another topic of dead letters, or none.",
+    help="Another topic of dead letters, from `backfill.dead_letters` of the pipeline file, or none.",
 )  # fmt: skip
 DEADLINE = Field(
     name="deadline", option="", title="Deadline", format="date-time", in_command=False,
@@ -83,6 +84,17 @@ FIELDS = (
     DEADLINE, REASON, CONFIRM, CONFIRM_OFFSETS,
 )  # fmt: skip
 """All fields, in the order of both forms."""
+
+
+def allowed_handlers(pipeline: Pipeline) -> tuple[str, ...]:
+    """Returns the handlers that a backfill may call."""
+    return tuple(dict.fromkeys([*pipeline.handlers, *pipeline.backfill.handlers]))
+
+
+def allowed_dead_letters(pipeline: Pipeline) -> tuple[str, ...]:
+    """Returns the topics to which a backfill may send its dead letters, and `none`."""
+    own = pipeline.dead_letter_topic
+    return tuple(dict.fromkeys([*([own] if own else []), *pipeline.backfill.dead_letters, "none"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ackline.actions.objects import JsonObject, PartitionObject, RangeObject, Time
 from ackline.backfill.choose import Choice, choose_offsets
-from ackline.backfill.form import BackfillRequest
+from ackline.backfill.form import DEAD_LETTER, HANDLER, BackfillRequest, allowed_dead_letters, allowed_handlers
 from ackline.backfill.run import Backfill, account_of_choice, begin, check_epoch_before_is_settled, find_backfill
 from ackline.errors import ConfigError, counted
 from ackline.lane.adapters import Adapters
@@ -193,14 +193,15 @@ def backfill_pipeline(pipeline: Pipeline, arguments: BackfillArguments, max_rate
 
     Each outcome becomes a row, because the account of the lane and `ackline diff` count rows. What retention took is
     recorded: it was shown before the backfill began. Another handler takes the place of the file's `handler` and
-    `streams`, and keeps its `decode` and `filter`. Raises ConfigError for a handler that is not in the allow-list, and
-    for a dead-letter topic that the pipeline reads.
+    `streams`, and keeps its `decode` and `filter`. Raises ConfigError for a handler or a dead-letter topic that the
+    file does not list, as whoever may start a backfill could else have records copied to any topic, and for a
+    dead-letter topic that the pipeline reads.
     """
     changes: dict[str, object] = {"record_outcomes": True, "on_expired": "record", "max_offset_behind": None}
     if max_rate is not None:
         changes["max_rate"] = max_rate
     if arguments.handler is not None:
-        _check_allowed(pipeline, arguments.handler)
+        _check_listed(pipeline, HANDLER.option, arguments.handler, allowed_handlers(pipeline))
         changes |= {"handler": arguments.handler, "streams": None}
     if arguments.dead_letter is not None:
         topic = arguments.dead_letter
@@ -210,17 +211,17 @@ def backfill_pipeline(pipeline: Pipeline, arguments: BackfillArguments, max_rate
                 f"another topic",
                 key="--dead-letter",
             )
+        _check_listed(pipeline, DEAD_LETTER.option, topic, allowed_dead_letters(pipeline))
         changes["dead_letter"] = "none" if topic == "none" else DeadLetterBlock(topic=topic)
     return pipeline.model_copy(update=changes)
 
 
-def _check_allowed(pipeline: Pipeline, handler: str) -> None:
-    allowed = [*pipeline.handlers, *pipeline.backfill.handlers]
-    if handler not in allowed:
+def _check_listed(pipeline: Pipeline, option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
         raise ConfigError(
-            f"--handler {handler} is not allowed: add it to `backfill.handlers` of pipeline {pipeline.name}; allowed "
-            f"are {', '.join(dict.fromkeys(allowed))}",
-            key="--handler",
+            f"{option} {value} is not allowed: add it to `backfill{option.replace('--', '.').replace('-', '_')}s` of "
+            f"pipeline {pipeline.name}; allowed are {', '.join(allowed)}",
+            key=option,
         )
 
 

@@ -16,10 +16,12 @@ from typing import Self
 
 import numpy as np
 
+from ackline.errors import MissingRights
 from ackline.kafka.dead_letters import Letter
 from ackline.kafka.exact import Found, Gone
 from ackline.lane.adapters import Adapters
 from ackline.lane.log_checks import truncated_partitions
+from ackline.lane.rights import Right, rights_text
 from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
 from ackline.ledger.offsets import Int64s, TopicPartition, union
 from ackline.ledger.outcomes import Outcome
@@ -97,7 +99,8 @@ def send_dead_letters(
 ) -> dict[TopicPartition, DeadRows]:
     """Sends the pending dead letters, and returns by partition the decisions for the records that can be settled now.
 
-    The other records stay pending. A record that is no longer in its log is decided as `expired` or `compacted`.
+    The other records stay pending. A record that is no longer in its log is decided as `expired` or `compacted`. Raises
+    MissingRights if the login may not write to the topic: no later turn could send the letters either.
     """
     letters = {tp: state.pending.of_kind(PendingKind.DEAD_LETTER) for tp, state in states.items()}
     waiting: WaitingLetters = {tp: runs for tp, runs in letters.items() if runs}
@@ -127,6 +130,9 @@ def _send(adapters: Adapters, plan: Plan, topic: str, waiting: WaitingLetters) -
                 values = (source.offset, delivery.partition, delivery.offset)
                 for column, value in zip(confirmed[source.topic_partition], values, strict=True):
                     column.append(value)
+            elif delivery.denied:
+                right = Right("WRITE", "topic", topic)
+                raise MissingRights(rights_text(adapters, [right], f"{plan.turn} stays open until it is granted"))
             elif not delivery.confirmed:
                 refused[delivery.error or "no answer"] += 1
     for error, number in refused.items():

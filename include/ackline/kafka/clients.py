@@ -68,7 +68,12 @@ def is_login_failure(error: KafkaError) -> bool:
 
 def is_denied(error: KafkaError) -> bool:
     """Whether the login lacks a right."""
-    return error.name().endswith("AUTHORIZATION_FAILED")
+    return is_denial(error.name())
+
+
+def is_denial(name: str) -> bool:
+    """Whether an error of this name means that the login lacks a right."""
+    return name.endswith("AUTHORIZATION_FAILED")
 
 
 def operations_of(described: Any) -> frozenset[str] | None:

@@ -33,7 +33,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
+from ackline.errors import AcklineError, ConfigError, FatalError, MissingRights, TransientError
 from ackline.kafka import clients
 from ackline.kafka.clients import (
     NOT_FOUND,
@@ -44,7 +44,7 @@ from ackline.kafka.clients import (
     kafka_error,
     operations_of,
 )
-from ackline.kafka.config import brokers, mask_secrets
+from ackline.kafka.config import brokers, login_text, mask_secrets
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import timestamp_of
 from ackline.pipeline.warnings import TopicPolicy
@@ -168,11 +168,19 @@ class Cluster:
     def policies(self, names: Iterable[str]) -> dict[str, TopicPolicy]:
         """Returns the retention and compaction of each topic of `names` that exists, in one request.
 
-        Raises FatalError if this user has no right to DescribeConfigs, TransientError if no broker answers in time.
+        Raises MissingRights if this user has no right to DescribeConfigs, TransientError if no broker answers in time.
+        Looks for the right first: the right is optional, and the request would show up as denied in the broker's log.
         """
-        resources = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(set(names))]
+        unique = sorted(set(names))
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in unique]
         if not resources:
             return {}
+        for name, operations in self.operations(unique).items():
+            if operations and "DESCRIBE_CONFIGS" not in operations:
+                raise MissingRights(
+                    f"{login_text(self._config)} lacks DescribeConfigs on topic {name} (at {brokers(self._config)}); "
+                    f"grant it to be warned of its retention and compaction"
+                )
         policies: dict[str, TopicPolicy] = {}
         for resource, answer in self._admin.describe_configs(resources, request_timeout=CONNECT_TIMEOUT).items():
             doing = f"reading the settings of topic {resource.name}"

@@ -21,7 +21,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from ackline.errors import ConfigError, TransientError
 from ackline.kafka import clients
-from ackline.kafka.clients import LastError, ackline_error, is_transient
+from ackline.kafka.clients import LastError, ackline_error, is_denial, is_transient
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.fetching import Found, Headers, headers_of
 from ackline.kafka.produce import ALL_REPLICAS, MANY_OF_ANY_SIZE, POLL_SECONDS, REFUSED, produce
@@ -77,6 +77,11 @@ class Delivery:
     offset: int = -1
     """Where the broker has put the letter; -1 if it is not confirmed."""
 
+    @property
+    def denied(self) -> bool:
+        """Whether the login lacks the right to write the letter."""
+        return not self.confirmed and is_denial(self.error or "")
+
 
 @dataclass(frozen=True, slots=True)
 class _Form:
@@ -128,7 +133,9 @@ class DeadLetters:
     def __init__(self, config: Mapping[str, object], topic: str, *, timeout: float = TIMEOUT) -> None:
         self.topic = topic
         self._config = config
-        self._settings = {**_SETTINGS, "message.timeout.ms": int(timeout * 1000)}
+        self._settings: dict[str, object] = {**_SETTINGS, "message.timeout.ms": int(timeout * 1000)}
+        self._last = LastError()
+        self._settings["error_cb"] = self._last
         self._batching = clients.producer(config, **self._settings)
         self._unbatched: Producer | None = None
         self._to_resend: deque[_Posting] = deque()
@@ -216,7 +223,8 @@ class DeadLetters:
             return
         if error.name() == _TIMED_OUT and self._confirmed_at < posting.posted_at:
             self._gave_up = True
-        posting.finish(error.name())
+        # After a fatal error, as of a login without a right to the topic, a message itself has `_FATAL`.
+        posting.finish(self._last.cause(error).name())
 
     def _producers(self) -> list[Producer]:
         return [self._batching] if self._unbatched is None else [self._batching, self._unbatched]

@@ -102,7 +102,8 @@ class _Sender:
 
     def error(self, error: KafkaError, topic: str) -> AcklineError:
         """Returns the error to raise for a message to `topic` that failed with `error`."""
-        return ackline_error(error, f"{self._doing} {topic}", self._config, last=self._last)
+        right = f"Write on topic {topic}"
+        return ackline_error(error, f"{self._doing} {topic}", self._config, last=self._last, right=right)
 
     def close(self) -> None:
         """Drops the messages that have no answer yet, and closes the connections."""

@@ -66,16 +66,16 @@ def _subscribed(adapters: Adapters) -> list[str]:
 def check_rights_to_read(adapters: Adapters, topics: Collection[str]) -> None:
     """Raises MissingRights, with each right that the login lacks for a run that reads these topics."""
     if missing := missing_rights(adapters, topics):
-        raise MissingRights(rights_text(adapters, missing))
+        raise MissingRights(rights_text(adapters, missing, "Nothing was planned"))
 
 
-def rights_text(adapters: Adapters, missing: Iterable[Right]) -> str:
-    """Returns the sentence that names missing rights and how they are granted."""
+def rights_text(adapters: Adapters, missing: Iterable[Right], consequence: str = "No run plans anything") -> str:
+    """Returns the sentences that name missing rights, what follows, and how they are granted."""
     user = login_name(adapters.kafka)
     first, *_ = missing
     grant = f"kafka-acls --add --allow-principal User:{user or 'NAME'} --operation {first.operation.capitalize()}"
     return (
-        f"{login_text(adapters.kafka)} lacks at {brokers(adapters.kafka)}: {', '.join(map(str, missing))}. Nothing was "
-        f"planned. Grant each, as with `{grant} --{first.kind} {first.name}`, or correct the login; docs/settings.md "
-        f"lists the least rights"
+        f"{login_text(adapters.kafka)} lacks at {brokers(adapters.kafka)}: {', '.join(map(str, missing))}. "
+        f"{consequence}. Grant each, as with `{grant} --{first.kind} {first.name}`, or correct the login; "
+        f"docs/settings.md lists the least rights"
     )

@@ -66,6 +66,7 @@ class BackfillBlock(StrictBlock):
     """What a backfill may use, and above how many offsets it wants more than `y` at a terminal."""
 
     handlers: list[CodePath] = Field(default_factory=list)
+    dead_letters: list[TopicName] = Field(default_factory=list)
     confirm_above: int = Field(1_000_000, ge=0)
 
 
