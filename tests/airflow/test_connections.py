@@ -1,6 +1,7 @@
 """The Airflow connections of Kafka, of Spark, and of the tables' object store, whose login reaches the driver alone."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -14,9 +15,12 @@ from ackline.airflow.connections import kafka_connection, use_audit_connection
 from ackline.airflow.driver import SECRETS, Secrets
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, driver_environment, handed_over
 from ackline.errors import ConfigError
+from ackline.local.connection import connection_of
+from ackline.pipeline import connections
 from ackline.pipeline.pipeline import Pipeline
+from ackline.spark.master import chosen_master
 from ackline.tables.object_store import options_of, use_options
-from tests.airflow.project import CANARY
+from tests.airflow.project import CANARY, ROOT
 
 FIELDS = {"conn_type": "aws", "login": "key", "password": CANARY, "extra": {"region_name": "eu-west-1"}}
 OPTIONS = {"aws_access_key_id": "key", "aws_secret_access_key": CANARY, "aws_region": "eu-west-1"}
@@ -26,6 +30,8 @@ OPTIONS = {"aws_access_key_id": "key", "aws_secret_access_key": CANARY, "aws_reg
 def _own_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("ACKLINE_AUDIT", "s3://bucket/audit")
     monkeypatch.setenv("ACKLINE_AUDIT_CONNECTION", "store")
+    monkeypatch.delenv("ACKLINE_SPARK_MASTER", raising=False)
+    connections._of_airflow.cache_clear()
     yield
     use_options(None)
 
@@ -94,9 +100,73 @@ def test_a_connection_that_is_not_defined_fails_and_no_dev_broker_stands_for_it(
 
 
 def test_a_connection_that_is_defined_gives_its_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callbacks are left out, and none is imported: they would be named as those of any connection."""
     extra = {"bootstrap.servers": "kafka:9092"}
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_SHOP", json.dumps({"conn_type": "kafka", "extra": extra}))
+    defined = {"conn_type": "kafka", "extra": {**extra, "error_cb": "os.abort"}}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_SHOP", json.dumps(defined))
     assert kafka_connection(pipeline("kafka_shop")) == extra
+
+
+def test_a_connection_is_read_by_airflows_public_interface_alone() -> None:
+    private = re.compile(r"\._(?!build_spark_submit_command)[a-z]\w*\(")
+    for name in ("connections.py", "lookup.py"):
+        assert not private.findall((ROOT / "include/ackline/airflow" / name).read_text())
+
+
+IN_A_TASK = """
+import json
+from ackline.airflow.connections import kafka_connection, use_audit_connection
+from ackline.airflow.driver import Secrets
+from ackline.airflow.driver_hook import DriverHook
+from tests.airflow.test_connections import pipeline
+hook = DriverHook(Secrets(), conn_id="spark_default")
+print(json.dumps([kafka_connection(pipeline("kafka_shop")), use_audit_connection(), hook._connection["master"]]))
+"""
+
+
+def test_the_command_and_a_task_read_the_same_connection_from_a_secrets_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Airflow's own backend of a file stands for all of them. It comes before the variable, and no log has it (I13)."""
+    extra = {"bootstrap.servers": "kafka:9092", "sasl.password": CANARY}
+    defined = {"kafka_shop": {"conn_type": "kafka", "extra": extra}, "store": FIELDS, "spark_default": CLUSTER}
+    (tmp_path / "connections.json").write_text(json.dumps(defined))
+    kwargs = json.dumps({"connections_file_path": str(tmp_path / "connections.json")})
+    monkeypatch.setenv("AIRFLOW__SECRETS__BACKEND", "airflow.secrets.local_filesystem.LocalFilesystemBackend")
+    monkeypatch.setenv("AIRFLOW__SECRETS__BACKEND_KWARGS", kwargs)
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_SHOP", json.dumps({"conn_type": "kafka", "extra": {"a": "b"}}))
+    task = subprocess.run([sys.executable, "-c", IN_A_TASK], capture_output=True, text=True, check=True)
+    assert json.loads(task.stdout.splitlines()[-1]) == [extra, OPTIONS, "spark://cluster:7077"]
+    assert connection_of(pipeline("kafka_shop")) == extra
+    assert chosen_master().url == "spark://cluster:7077"
+    printed = capfd.readouterr()
+    assert CANARY not in printed.out + printed.err + task.stderr + "".join(task.stdout.splitlines()[:-1])
+
+
+EXECUTORS = {
+    "LocalExecutor": None,
+    "airflow.executors.local_executor.LocalExecutor:here": None,
+    "CeleryExecutor": "CeleryExecutor",
+    "LocalExecutor, CeleryExecutor": "CeleryExecutor",
+    "LocalExecutor;shop=airflow.providers.cncf.kubernetes.executors.kubernetes_executor.KubernetesExecutor:k8s":
+        "airflow.providers.cncf.kubernetes.executors.kubernetes_executor.KubernetesExecutor",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("executor", "elsewhere"), EXECUTORS.items())
+def test_the_default_folder_of_the_tables_is_refused_where_tasks_run_on_several_hosts(
+    executor: str, elsewhere: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """settle would look on one host for what replay has stored on another."""
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", executor)
+    monkeypatch.setenv("ACKLINE_AUDIT", "/mnt/audit")
+    assert use_audit_connection() is None
+    monkeypatch.delenv("ACKLINE_AUDIT")
+    if elsewhere is None:
+        assert use_audit_connection() is None
+        return
+    with pytest.raises(ConfigError, match=f"runs its tasks by {re.escape(elsewhere)} .*: set it to a folder that all"):
+        use_audit_connection()
 
 
 VARIABLE = f"AIRFLOW_CONN_{SPARK_CONNECTION.upper()}"
@@ -141,6 +211,17 @@ def test_on_a_standalone_cluster_the_driver_announces_its_address_in_the_network
     assert "spark.driver.host=127.0.0.1" in command()
     monkeypatch.setenv(VARIABLE, json.dumps({**CLUSTER, "host": "yarn"}))
     assert not [argument for argument in command() if argument.startswith("spark.driver.host")]
+
+
+@pytest.mark.parametrize("jars", ["packages", "cluster"])
+def test_the_submit_command_names_no_jar_where_spark_or_the_cluster_has_them(
+    jars: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert any(argument.endswith(".jar") for argument in command())
+    monkeypatch.setenv("ACKLINE_JARS", jars)
+    assert not any(argument.endswith(".jar") for argument in command())
+    packages = [argument for argument in command() if argument.startswith("spark.jars.packages=")]
+    assert len(packages) == (jars == "packages")
 
 
 def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import Lab, all_of
 
 SECONDS = 240
-STARTING = "ackline: starting Spark …"
+STARTING = f"ackline: starting Spark on {os.environ['ACKLINE_SPARK_MASTER']} (ACKLINE_SPARK_MASTER) …"
 STOPPED = "ackline: stopped. Nothing is lost: the next run goes on with the open turn."
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from ackline.errors import ConfigError
 from ackline.pipeline.blocks import SparkBlock
-from ackline.spark.master import MASTER, check_master, is_local, master_of_environment
+from ackline.spark.jars import PACKAGES, locked
+from ackline.spark.master import MASTER, check_master, chosen_master, is_local
 from ackline.spark.session import ENCRYPTION, REQUIRED_SETTINGS, build_archive, session_settings
 from tests.spark.lab import run_script
 
@@ -22,18 +23,69 @@ def test_a_master_is_local_if_all_executors_are_on_this_machine() -> None:
     assert not any(is_local(master) for master in ("spark://localhost:7077", "yarn", "k8s://https://h", "localhost"))
 
 
-def test_the_environment_names_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _shared_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACKLINE_AUDIT", "/mnt/audit")
+
+
+def test_the_variable_names_the_master_or_the_connection_does_as_in_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container of docker-compose.yaml, the command runs on the cluster on which the DAGs run."""
     monkeypatch.delenv(MASTER, raising=False)
-    assert master_of_environment() == "local[*]"
+    assert str(chosen_master()) == "local[*] (the connection spark_default is not defined)"
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "spark://master:7077"}')
+    assert str(chosen_master()) == "spark://master:7077 (the connection spark_default)"
     monkeypatch.setenv(MASTER, "spark://cluster:7077")
-    assert master_of_environment() == "spark://cluster:7077"
+    assert str(chosen_master()) == "spark://cluster:7077 (ACKLINE_SPARK_MASTER)"
+
+
+@pytest.mark.parametrize(
+    ("connection", "master"),
+    [
+        ("spark://master:7077", "spark://master:7077"),
+        ("k8s://https%3A%2F%2Fhost:443", "k8s://https://host:443"),
+        ("spark://local%5B2%5D", "local[2]"),
+        ('{"conn_type": "spark", "host": "yarn"}', "yarn"),
+        ('{"conn_type": "spark", "host": "k8s://https://host", "port": 443}', "k8s://https://host:443"),
+        ('{"conn_type": "spark", "host": "master", "port": 7077}', "spark://master:7077"),
+    ],
+)
+def test_the_connection_means_the_master_that_the_provider_of_airflow_makes_of_it(
+    connection: str, master: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ackline.airflow.driver import Secrets
+    from ackline.airflow.driver_hook import DriverHook
+
+    monkeypatch.delenv(MASTER, raising=False)
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", connection)
+    assert chosen_master().url == master
+    if not master.startswith("k8s"):  # for which the provider wants its packages of Kubernetes
+        assert DriverHook(Secrets(), conn_id="spark_default")._environment[MASTER] == master
+
+
+def test_a_connection_without_a_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MASTER, raising=False)
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark"}')
+    with pytest.raises(ConfigError, match="spark_default has no host: write the master there"):
+        chosen_master()
+
+
+@pytest.mark.parametrize("master", ["spark://cluster:7077", "yarn", "k8s://https://host"])
+def test_the_default_folder_of_the_tables_is_refused_with_executors_on_other_hosts(
+    master: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each host would have tables of its own."""
+    assert check_master(master, MASTER) == master
+    monkeypatch.setenv("ACKLINE_AUDIT", "")
+    with pytest.raises(ConfigError, match=f"ACKLINE_AUDIT is not set.*executors of {master} .* are on other hosts"):
+        check_master(master, MASTER)
+    assert check_master("local[*]", MASTER) == "local[*]"
 
 
 @pytest.mark.parametrize("master", ["sc://host:15002/;token=abc;use_ssl=true", "sc://user@host"])
 def test_spark_connect_is_refused_by_name_and_without_its_token(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
     monkeypatch.setenv(MASTER, master)
     with pytest.raises(ConfigError, match=r"names sc://\w+.*, a Spark Connect server") as refused:
-        master_of_environment()
+        chosen_master()
     assert "abc" not in str(refused.value)
     with pytest.raises(ConfigError, match="the Airflow connection spark_default names sc://"):
         check_master(master, "the Airflow connection spark_default")
@@ -42,10 +94,32 @@ def test_spark_connect_is_refused_by_name_and_without_its_token(monkeypatch: pyt
 def test_the_variable_by_which_pyspark_chooses_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "local[*]")
     with pytest.raises(ConfigError, match="SPARK_REMOTE"):
-        master_of_environment()
+        chosen_master()
 
 
 NOTHING = SparkBlock()
+
+
+def test_the_jars_come_from_the_lock_from_maven_or_from_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never those of the test broker."""
+
+    def jars() -> dict[str, str]:
+        settings = session_settings("local[2]", NOTHING, submitted=False)
+        return {name: value for name, value in settings.items() if name.startswith("spark.jars")}
+
+    names = {Path(path).name for path in jars()["spark.jars"].split(",")}
+    assert {name.partition("-0-10")[0].rpartition("-")[0] for name in names if "-0-10" in name} == {
+        "spark-sql", "spark-token-provider",
+    }  # fmt: skip
+    assert not any(name.startswith("kafka_") for name in names)
+    monkeypatch.setenv("ACKLINE_JARS", PACKAGES)
+    [kafka_source] = [jar for jar in locked() if jar.module.startswith("spark-sql-kafka")]
+    package = f"org.apache.spark:{kafka_source.module}:{kafka_source.revision}"
+    assert jars() == {"spark.jars.packages": package}
+    monkeypatch.setenv("ACKLINE_IVY_SETTINGS", "/etc/ivysettings.xml")
+    assert jars() == {"spark.jars.packages": package, "spark.jars.ivySettings": "/etc/ivysettings.xml"}
+    monkeypatch.setenv("ACKLINE_JARS", "cluster")
+    assert jars() == {}
 
 
 @pytest.fixture

@@ -112,14 +112,15 @@ def all_dags(folder: str | Path, file: str) -> Mapping[str, DAG]:
 
         from ackline.airflow.dags import all_dags
 
-        globals().update(all_dags("/opt/shop/pipelines", __file__))
+        globals().update(all_dags("pipelines", __file__))
 
-    A pipeline file that is refused has no DAG; the log of the DAG processor names it. Never raises, as `make_dags`.
+    A relative folder starts at the folder of the DAG file, so each version of a bundle has its own. A pipeline file
+    that is refused has no DAG; the log of the DAG processor names it. Never raises, as `make_dags`.
     """
     from ackline.airflow.backfill import BACKFILL_PREFIX, backfill_dag
     from ackline.airflow.operate import OPERATE_PREFIX, maintenance_dag, operate_dag
 
-    found, folder = dict[str, DAG](), Path(folder)
+    found, folder = dict[str, DAG](), Path(file).parent / folder
     for prefix, make in ((DAG_PREFIX, None), (OPERATE_PREFIX, operate_dag), (BACKFILL_PREFIX, backfill_dag)):
         found |= make_dags(folder, file, prefix, make).dags
     for text in broken_files(folder).values():

@@ -25,7 +25,7 @@ from ackline.airflow.driver import CONFIGURATION, FATAL, SECRETS, TASK, Secrets
 from ackline.airflow.traces import trace_of_task, without_headers
 from ackline.errors import ConfigError
 from ackline.pipeline.folder import handlers_folder
-from ackline.spark.master import MASTER, check_master, is_local
+from ackline.spark.master import MASTER, SPARK_CONNECTION, check_master, is_local
 from ackline.tables.lease import ProcessIdentity
 
 _probed = "urllib3.util.connection" in sys.modules
@@ -38,11 +38,10 @@ finally:
 if not _probed and "urllib3.util.connection" in sys.modules:
     sys.modules["urllib3.util.connection"].HAS_IPV6 = _has_ipv6  # type: ignore[attr-defined]
 
-__all__ = ["SparkSubmitHook", "SparkSubmitOperator"]
+__all__ = ["SPARK_CONNECTION", "SparkSubmitHook", "SparkSubmitOperator"]
 
 
 _logger = logging.getLogger(__name__)
-SPARK_CONNECTION = "spark_default"
 
 
 def raise_for_exit_status(hook: SparkSubmitHook | None, error: AirflowException, name: str) -> NoReturn:
@@ -102,8 +101,9 @@ class DriverHook(SparkSubmitHook):
 
 
 def driver_settings(master: str) -> dict[str, str]:
-    """Returns the Spark settings of the driver: a quiet log, with a local master ports on loopback only, and with a
-    standalone master the address in its network, as the command `ackline run` sets it."""
+    """Returns the Spark settings of the driver: the JARs of the Kafka source, a quiet log, with a local master ports on
+    loopback only, and with a standalone master the address in its network, as the command `ackline run` sets it."""
+    from ackline.spark.jars import jar_settings
     from ackline.spark.jvm import driver_options
     from ackline.spark.master import address_towards
 
@@ -111,6 +111,7 @@ def driver_settings(master: str) -> dict[str, str]:
         "spark.driver.extraJavaOptions": driver_options(),
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.catalogImplementation": "in-memory",
+        **jar_settings(),
     }
     if is_local(master):
         settings |= {

@@ -259,13 +259,11 @@ class ReplayOperator(SparkSubmitOperator):
         """Run the driver until it ends. Raises AirflowFailException if it would end so again."""
         with airflow_errors():
             from ackline.airflow.connections import kafka_connection, use_audit_connection
-            from ackline.spark.jars import kafka_source_jars
 
             self._hook = DriverHook(
                 Secrets(kafka_connection(self.pipeline), use_audit_connection()),
                 conn_id=SPARK_CONNECTION,
                 name=self.name,
-                jars=",".join(str(jar) for jar in kafka_source_jars()),
                 driver_memory=self.pipeline.spark.driver_memory or os.environ.get("ACKLINE_SPARK_MEMORY", "1g"),
                 application_args=self._driver_arguments(context),
             )

@@ -46,7 +46,7 @@ from ackline.ledger.turns import LIVE, Plan
 from ackline.local.connection import uses_dev_broker
 from ackline.pipeline.form import RUN_FIELDS
 from ackline.pipeline.pipeline import Pipeline
-from ackline.spark.master import master_of_environment
+from ackline.spark.master import chosen_master
 
 app = typer.Typer(
     name="ackline",
@@ -155,7 +155,7 @@ def run(
     from ackline.steps import run as runs
     from ackline.tables.layout import noted_stop
 
-    master_of_environment()  # a master that is refused is refused before anything is planned
+    chosen_master()  # a master that is refused is refused before anything is planned
     with opened(name, now, no_breaker) as adapters, tables.progress(as_json or is_quiet()) as on_progress:
         note_dev_broker(adapters.pipeline, adapters.kafka)
         notice(f"settings in force: {effective_settings(adapters)}", Verbosity.VERBOSE)
@@ -187,7 +187,7 @@ def plan(values: Mapping[str, Any], name: Name, as_json: Json = False, now: Now 
     """
     from ackline.steps.plan import preview
 
-    master_of_environment()
+    chosen_master()
     with opened(name, now) as adapters:
         note_dev_broker(adapters.pipeline, adapters.kafka)
         adapters = replace(adapters, request=request_of(adapters, values))

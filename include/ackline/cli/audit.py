@@ -24,7 +24,7 @@ from ackline.cli.options import (
     check_lane,
     choice_of,
     moment_of,
-    notice,
+    notice_start_of_spark,
     pipeline_named,
     range_of,
 )
@@ -293,7 +293,7 @@ def sql(
 
 @contextmanager
 def _result(engine: Engine, query: str, pipelines: list[str]) -> Iterator[pa.RecordBatchReader]:
-    """Gives the rows of the query in batches. Spark runs on the master of the environment, with the block `spark:` of
+    """Gives the rows of the query in batches. Spark runs on the master of a run, with the block `spark:` of
     the pipeline if the command names one."""
     from ackline.pipeline.folder import audit_root
     from ackline.tables.schemas import TABLES
@@ -307,7 +307,7 @@ def _result(engine: Engine, query: str, pipelines: list[str]) -> Iterator[pa.Rec
 
     folders = table_folders(audit_root(), query, pipelines)
     block = pipeline_named(pipelines[0]).spark if len(pipelines) == 1 else None
-    notice("starting Spark …")
+    notice_start_of_spark()
     spark = open_sql_session(block)
     create_views(spark, folders, TABLES, view_definitions())
     yield select(spark, query).to_reader()

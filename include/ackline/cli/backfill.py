@@ -57,7 +57,7 @@ from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import Plan
 from ackline.pipeline.arguments import LAST, BackfillArguments, PartitionChoice, id_of, lane_of
 from ackline.pipeline.form import Entered
-from ackline.spark.master import master_of_environment
+from ackline.spark.master import chosen_master
 from ackline.tables.layout import noted_stop
 
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for retries until every offset is settled.")]
@@ -154,7 +154,7 @@ def perform(session: Session, request: BackfillRequest) -> None:
 
     Raises ConfigError for arguments that are not those of the lane, and for a resume of a lane that has not begun.
     """
-    master_of_environment()
+    chosen_master()
     stored = _stored(session, request.lane) if request.has_id else None
     arguments = lane_arguments(session.name, request, stored)
     pipeline = backfill_pipeline(pipeline_named(session.name), arguments, request.max_rate)

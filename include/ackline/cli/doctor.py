@@ -37,6 +37,7 @@ from ackline.pipeline.pipeline import Pipeline
 from ackline.pipeline.streams import Stream, Translation
 from ackline.pipeline.topology import Step, Topology
 from ackline.scrub import scrub_address, texts_of_handler
+from ackline.spark.master import chosen_master
 from ackline.tables.folder import prove_conditional_put
 from ackline.tables.layout import all_lanes
 from ackline.tables.object_store import is_remote
@@ -175,6 +176,7 @@ def _machine() -> Iterator[Check]:
     yield _check("packages", _packages)
     yield _check("java", _java)
     yield _check("jars", _jars)
+    yield _check("spark master", lambda: str(chosen_master()))
     yield _check("audit tables", _audit)
 
 
@@ -233,10 +235,12 @@ def _java() -> str:
 
 
 def _jars() -> str:
-    from ackline.spark.jars import kafka_source_jars
+    from ackline.spark.jars import jar_settings
 
-    jars = kafka_source_jars()
-    return f"{len(jars)} for Spark's Kafka source in {jars[0].parent}"
+    settings = jar_settings()
+    if paths := [Path(path) for path in settings.get("spark.jars", "").split(",") if path]:
+        return f"{len(paths)} for Spark's Kafka source in {paths[0].parent}"
+    return f"Spark fetches {packages}" if (packages := settings.get("spark.jars.packages")) else "those of the cluster"
 
 
 def _audit() -> str:

@@ -21,10 +21,11 @@ from ackline.cli.options import DryRun, Json, Yes, is_confirmed
 from ackline.errors import ConfigError, counted
 from ackline.ledger.offsets import TopicPartition
 from ackline.local.connection import dev_bootstrap
+from ackline.pipeline.connections import find_connection, variable_of
 from ackline.pipeline.field_types import topic_name
 from ackline.pipeline.folder import conflicts, handlers_folder, load_folder, pipelines_folder, project_root
 from ackline.pipeline.pipeline import load
-from ackline.pipeline.properties import broker_addresses, connection_from_environment, variable_of
+from ackline.pipeline.properties import broker_addresses, properties_of_connection
 from ackline.pipeline.scaffold import Scaffold, name_for, text_of_handler, text_of_pipeline, text_of_test
 
 Broker = Annotated[
@@ -128,9 +129,9 @@ def _connection(bootstrap_servers: str | None) -> Mapping[str, Any]:
             return {"bootstrap.servers": broker_addresses(bootstrap_servers)}
         except ValueError as error:
             raise ConfigError(f"--bootstrap-servers: {error}", key="--bootstrap-servers") from None
-    connection = connection_from_environment(CONNECTION, "--bootstrap-servers")
+    connection = find_connection(CONNECTION, "--bootstrap-servers")
     if connection is not None:
-        return connection.extra
+        return properties_of_connection(CONNECTION, connection.extra)
     if bootstrap := dev_bootstrap():
         return {"bootstrap.servers": bootstrap}
     raise ConfigError(

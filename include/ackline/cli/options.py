@@ -43,6 +43,7 @@ from ackline.pipeline.form import (
 )
 from ackline.pipeline.functions import check_functions
 from ackline.pipeline.pipeline import Pipeline
+from ackline.spark.master import chosen_master
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,9 +114,14 @@ def notice(text: str, level: Verbosity = Verbosity.NORMAL) -> None:
         print(f"ackline: {text}", file=sys.stderr, flush=True)
 
 
+def notice_start_of_spark() -> None:
+    """Prints that Spark starts, and on which master: before pyspark is imported, which takes a second itself."""
+    notice(f"starting Spark on {chosen_master()} …")
+
+
 def start_spark(adapters: Adapters, progress: RunProgress) -> "SparkSession":
     """Returns the Spark session of a run, and says that it starts: that takes several seconds."""
-    notice("starting Spark …")  # before the import of pyspark, which takes a second itself
+    notice_start_of_spark()
     progress.begin("starting Spark")
     from ackline.spark.session import open_session
 

@@ -1,8 +1,8 @@
-"""The Kafka connection of a pipeline without Airflow: its variable, or the broker of `ackline dev up`.
+"""The Kafka connection of a pipeline for the command: what its id means, or the broker of `ackline dev up`.
 
-The variable AIRFLOW_CONN_<ID>, which Airflow reads too, defines a connection. The connection `kafka_default` alone may
-be undefined: it is then the broker of `ackline dev up` or of a kept demo, found by the file that it saved. Any other
-name is of a real cluster, and a mistyped one must not lead to another broker.
+`ackline.pipeline.connections` finds a connection in Airflow or in the environment. The connection `kafka_default` alone
+may be undefined: it is then the broker of `ackline dev up` or of a kept demo, found by the file that it saved. Any
+other name is of a real cluster, and a mistyped one must not lead to another broker.
 
 Every command that finds a connection imports this module, so it imports neither psutil nor Airflow nor Kafka clients.
 """
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ackline.errors import ConfigError
+from ackline.pipeline.connections import find_connection, variable_of
 from ackline.pipeline.folder import project_root
 from ackline.pipeline.pipeline import Pipeline
-from ackline.pipeline.properties import connection_from_environment, variable_of
+from ackline.pipeline.properties import properties_of_connection
 
 LOOPBACK = "127.0.0.1"
 SAVED = "broker.json"
@@ -91,14 +92,15 @@ DEV_CONNECTION = "kafka_default"
 def connection_of(pipeline: Pipeline) -> Mapping[str, Any] | None:
     """Returns the properties of the pipeline's connection; None if the file names bootstrap servers itself.
 
-    Raises ConfigError if the connection is not defined, or can't be read.
+    Raises ConfigError if the connection is not defined, can't be read, or logs in by a Python callback, and
+    TransientError if Airflow can't be asked for it.
     """
     name = pipeline.kafka.connection
     if name is None:
         return None
-    connection = connection_from_environment(name, "kafka.connection")
+    connection = find_connection(name, "kafka.connection")
     if connection is not None:
-        return connection.extra
+        return properties_of_connection(name, connection.extra)
     bootstrap = dev_bootstrap() if name == DEV_CONNECTION else None
     if bootstrap:
         return {"bootstrap.servers": bootstrap}
@@ -113,4 +115,4 @@ def connection_of(pipeline: Pipeline) -> Mapping[str, Any] | None:
 def uses_dev_broker(pipeline: Pipeline) -> bool:
     """Returns whether the pipeline's connection is not defined, so that the broker of `ackline dev` stands for it."""
     name = pipeline.kafka.connection
-    return name == DEV_CONNECTION and connection_from_environment(name, "kafka.connection") is None
+    return name == DEV_CONNECTION and find_connection(name, "kafka.connection") is None

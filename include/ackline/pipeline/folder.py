@@ -60,6 +60,20 @@ def audit_root() -> str:
     return _checked_uri(root) if "://" in root else str(project_root() / root)
 
 
+def check_audit_is_shared(hosts: str | None) -> None:
+    """Raises ConfigError if ACKLINE_AUDIT is not set, and what works on the tables runs on more than one host.
+
+    `hosts` is why it does, as a clause; None if it does not. Each host would have a folder of its own, and a task on
+    one would miss what a task on another has stored.
+    """
+    if hosts is not None and not os.environ.get("ACKLINE_AUDIT"):
+        raise ConfigError(
+            f"ACKLINE_AUDIT is not set, so the tables would be in {audit_root()} of each host, and {hosts}: set it to "
+            f"a folder that all hosts mount at the same path, or to the URI of an object store",
+            key="ACKLINE_AUDIT",
+        )
+
+
 def _checked_uri(root: str) -> str:
     """Returns the URI of a folder in an object store, without a slash at its end and with `s3` for Hadoop's `s3a`."""
     scheme, _, path = root.partition("://")
@@ -90,11 +104,10 @@ def lane_folder(root: str, pipeline: str, lane: str) -> str:
 
 
 def make_handlers_importable() -> None:
-    """Put the handlers' folder on the import path of this process, and of the Python workers that Spark starts from
-    it."""
+    """Put the handlers' folder first on the import path of this process, and of the Python workers that Spark starts
+    from it. Airflow puts the folder of a bundle last, where a package of the same name would hide its handlers."""
     folder = str(handlers_folder())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
     path = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path))
 

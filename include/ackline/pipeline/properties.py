@@ -1,22 +1,18 @@
-"""What a file and a connection may hold for Kafka and Spark: properties, a login, and secrets of Ackline. Pure.
+"""What a file and a connection may hold for Kafka and Spark: properties, and secrets of Ackline. Pure.
 
 A pipeline file that sets a property which would break Ackline's rules is refused, with the reason. In a connection,
 which others share, such a property is ignored: `ackline.kafka.config` leaves it out.
 
-An Airflow connection is read from its variable AIRFLOW_CONN_<ID>, without Airflow, in both of Airflow's forms: JSON, or
-a URI whose query is the extra. The extra may hold the secret of the keyed hash by which the audit table finds a record
-without holding its key. The hash is the HMAC-SHA256 of the key's raw bytes, cut to 128 bits and written in 32
-hexadecimal digits: two keys of a billion share a hash with a probability of about 1 in 10^21. Without the secret a
-reader of the table can't test which key a hash is of, however few keys there are.
+The extra of a connection may hold the secret of the keyed hash by which the audit table finds a record without holding
+its key. The hash is the HMAC-SHA256 of the key's raw bytes, cut to 128 bits and written in 32 hexadecimal digits: two
+keys of a billion share a hash with a probability of about 1 in 10^21. Without the secret a reader of the table can't
+test which key a hash is of, however few keys there are.
 """
 
 import hmac
-import json
-import os
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ackline.errors import ConfigError
 
@@ -142,6 +138,30 @@ def broker_addresses(text: str) -> str:
     return text
 
 
+_OBSERVERS = frozenset({"error_cb", "throttle_cb", "stats_cb", "log_cb", "on_commit"})
+_MANAGED = re.compile(r"\.kafka(-serverless)?\.[a-z0-9-]+\.amazonaws\.com|managedkafka.*cloud\.goog", re.IGNORECASE)
+"""Brokers to which Airflow's Kafka provider logs in by a Python callback of its own, with OAUTHBEARER."""
+
+
+def properties_of_connection(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the properties that the extra of the Kafka connection `name` holds, without the callbacks that only
+    observe: their names would be paths of Python functions, and Ackline imports none of them.
+
+    Raises ConfigError if the connection logs in by a Python callback, which the Java client of Spark can't call.
+    """
+    mechanism = str(extra.get("sasl.mechanism") or extra.get("sasl.mechanisms") or "").upper()
+    by_callback = mechanism == "OAUTHBEARER" and str(extra.get("sasl.oauthbearer.method")).lower() != "oidc"
+    managed = by_callback and _MANAGED.search(str(extra.get("bootstrap.servers", "")))
+    if managed or extra.get("oauth_cb") is not None:
+        raise ConfigError(
+            f"the Kafka connection {name} logs in by a Python callback (oauth_cb, or that of Airflow's Kafka provider "
+            f"for Amazon MSK and Google Cloud), which Spark's Kafka source can't call; use "
+            f"`sasl.oauthbearer.method: oidc`, SASL PLAIN, SCRAM or certificates",
+            key="kafka.connection",
+        )
+    return {key: value for key, value in extra.items() if key not in _OBSERVERS}
+
+
 _SECOND_ATTEMPT = "a second attempt beside the first would call the handler twice for a record"
 _MASTER = "the Airflow connection `spark_default`, or ACKLINE_SPARK_MASTER, names the master"
 _SPARK_CODE = "Ackline ships its own code and the folder of the handlers with the job; `archives` brings other packages"
@@ -242,58 +262,6 @@ def _refusal_reason(name: str) -> str | None:
 def is_true(value: object) -> bool:
     """Returns whether Spark takes a value for true."""
     return str(value).strip().lower() == "true"
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """The fields of an Airflow connection that Ackline uses. They hold secrets, so they are never shown."""
-
-    conn_type: str
-    login: str | None = field(default=None, repr=False)
-    password: str | None = field(default=None, repr=False)
-    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-
-def variable_of(connection: str) -> str:
-    """Returns the name of the variable that defines a connection."""
-    return f"AIRFLOW_CONN_{connection.upper()}"
-
-
-def connection_from_environment(connection: str, key: str) -> Connection | None:
-    """Returns a connection by its id; None if its variable is not set.
-
-    Raises ConfigError, which names the setting `key`, if the variable holds no connection. The message quotes nothing
-    of it.
-    """
-    variable = variable_of(connection)
-    text = os.environ.get(variable)
-    if text is None:
-        return None
-    try:
-        return _from_json(text) if text.lstrip().startswith("{") else _from_uri(text)
-    except (ValueError, AttributeError, TypeError):
-        raise ConfigError(f"{variable} is not a connection: write JSON with an `extra`, or a URI", key=key) from None
-
-
-def _from_json(text: str) -> Connection:
-    fields = json.loads(text)
-    extra = fields.get("extra") or {}
-    extra = json.loads(extra) if isinstance(extra, str) else extra
-    return Connection(str(fields.get("conn_type") or ""), fields.get("login"), fields.get("password"), _mapping(extra))
-
-
-def _from_uri(text: str) -> Connection:
-    uri = urlsplit(text)
-    query = dict(parse_qsl(uri.query))
-    extra = json.loads(query["__extra__"]) if "__extra__" in query else query
-    login, password = (unquote(part) if part else None for part in (uri.username, uri.password))
-    return Connection(uri.scheme, login, password, _mapping(extra))
-
-
-def _mapping(extra: object) -> Mapping[str, Any]:
-    if not isinstance(extra, dict):
-        raise TypeError
-    return extra
 
 
 SECRET = "ackline.key_hash_secret"

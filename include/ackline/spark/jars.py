@@ -5,8 +5,9 @@ Ivy inside pyspark fetches the JARs once, into a folder outside the project that
 clone uses the same folder.
 
 `python -m ackline.spark.jars fetch | fetch spark | verify | lock`; with `spark` it fetches those of Spark alone, which
-are all that a run needs. Environment variables: `ACKLINE_JARS` (another folder), `ACKLINE_IVY_SETTINGS` (an Ivy
-settings file, for a site with its own mirror), `JAVA_HOME`.
+are all that a run needs. Environment variables: `ACKLINE_JARS` (another folder, or where Spark gets the JARs of a run
+instead: `packages` or `cluster`), `ACKLINE_IVY_SETTINGS` (an Ivy settings file, for a site with its own mirror),
+`JAVA_HOME`.
 """
 
 import hashlib
@@ -30,6 +31,8 @@ KAFKA_SOURCE = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "com
 # pyspark contains all other dependencies of Delta and the Kafka source, in the versions that Spark was built with.
 WANTED_BY_SPARK = (*KAFKA_SOURCE, "delta-", "unitycatalog-")
 CONFIGURATIONS = ("spark", "broker")
+PACKAGES, CLUSTER = "packages", "cluster"
+"""Values of ACKLINE_JARS that are no folder: Spark fetches the packages itself, or the cluster has the JARs."""
 _FETCH = "fetch them with `python -m ackline.spark.jars fetch`"
 
 
@@ -80,7 +83,7 @@ def java() -> str:
 def cache_folder() -> Path:
     """Returns the folder for the JARs of this lock, whether they are in it or not."""
     chosen = os.environ.get("ACKLINE_JARS")
-    if chosen:
+    if chosen and chosen not in (PACKAGES, CLUSTER):
         return Path(chosen).expanduser().absolute()
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     base = cache if cache.is_absolute() else Path.home() / ".cache"
@@ -104,6 +107,24 @@ def spark_jars() -> list[Path]:
 def kafka_source_jars() -> list[Path]:
     """Returns what `spark.jars` needs for the Kafka source alone. Raises ConfigError if a JAR is missing."""
     return [path for path in spark_jars() if path.name.startswith(KAFKA_SOURCE)]
+
+
+def jar_settings(*, delta: bool = False) -> dict[str, str]:
+    """Returns the Spark settings by which a session has the Kafka source, or with `delta` Delta's classes as well.
+
+    By default they name the fetched JARs. With ACKLINE_JARS=packages they name the Maven packages, which Spark fetches
+    with what they depend on, without a look at their hashes. With ACKLINE_JARS=cluster there are none: the file
+    spark-defaults.conf or the class path of the cluster has the JARs. Raises ConfigError if a fetched JAR is missing.
+    """
+    source = os.environ.get("ACKLINE_JARS")
+    if source == CLUSTER:
+        return {}
+    if source != PACKAGES:
+        return {"spark.jars": ",".join(map(str, spark_jars() if delta else kafka_source_jars()))}
+    modules = ("spark-sql-kafka", "delta-spark") if delta else ("spark-sql-kafka",)
+    packages = (f"{jar.organisation}:{jar.module}:{jar.revision}" for jar in locked() if jar.module.startswith(modules))
+    settings = os.environ.get("ACKLINE_IVY_SETTINGS")
+    return {"spark.jars.packages": ",".join(packages)} | ({"spark.jars.ivySettings": settings} if settings else {})
 
 
 def broker_classpath() -> str:

@@ -6,11 +6,16 @@ Importing this loads no Spark, because commands and DAGs check the master first.
 import os
 import re
 import socket
+from dataclasses import dataclass
 
 from ackline.errors import ConfigError
+from ackline.pipeline.connections import Connection, find_connection
+from ackline.pipeline.folder import check_audit_is_shared
 
 MASTER = "ACKLINE_SPARK_MASTER"
 """The variable that names the master of the command, and that the Airflow task sets for its driver."""
+SPARK_CONNECTION = "spark_default"
+"""The connection that names the master, in Airflow and for the command."""
 
 _LOCAL = re.compile(r"local(-cluster)?(\[.*\])?")
 _CONNECT = ("sc://", "spark_connect://", "spark-connect://")
@@ -21,18 +26,55 @@ def is_local(master: str) -> bool:
     return _LOCAL.fullmatch(master) is not None
 
 
-def master_of_environment() -> str:
-    """Returns the master that ACKLINE_SPARK_MASTER names, `local[*]` without it.
+@dataclass(frozen=True, slots=True)
+class Master:
+    """A Spark master, and what has named it."""
 
-    Raises ConfigError if it names Spark Connect, or if SPARK_REMOTE does, with which pyspark would use Spark Connect.
+    url: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.url} ({self.source})"
+
+
+def chosen_master() -> Master:
+    """Returns the master of a job: that of ACKLINE_SPARK_MASTER, else that of the connection `spark_default`, else
+    `local[*]`.
+
+    A task of Airflow sets the variable for its driver, so that neither of them looks for another one. Raises
+    ConfigError if Spark Connect is named, also by SPARK_REMOTE, with which pyspark would use it; if the connection has
+    no host; and if the executors are on other machines while ACKLINE_AUDIT is not set. Raises TransientError if Airflow
+    can't be asked for the connection.
     """
     if remote := os.environ.get("SPARK_REMOTE"):
         check_master(remote if remote.startswith(_CONNECT) else f"sc://{remote}", "SPARK_REMOTE")
-    return check_master(os.environ.get(MASTER) or "local[*]", MASTER)
+    if named := os.environ.get(MASTER):
+        return Master(check_master(named, MASTER), MASTER)
+    connection = find_connection(SPARK_CONNECTION, SPARK_CONNECTION)
+    if connection is None:
+        return Master("local[*]", f"the connection {SPARK_CONNECTION} is not defined")
+    source = f"the connection {SPARK_CONNECTION}"
+    return Master(check_master(master_of(connection), source), source)
+
+
+def master_of(connection: Connection) -> str:
+    """Returns the master that a connection names, by the rules of Airflow's Spark provider: the host is the master or,
+    in a connection that was written as a URI, its address, and the type is its scheme. Raises ConfigError without a
+    host."""
+    if not connection.host:
+        raise ConfigError(
+            f"the connection {SPARK_CONNECTION} has no host: write the master there, such as spark://HOST:PORT, "
+            f"k8s://…, yarn or local[*]",
+            key=SPARK_CONNECTION,
+        )
+    whole = connection.conn_type == "spark" and ("://" in connection.host or not connection.port)
+    host = connection.host if whole else f"{connection.conn_type}://{connection.host}"
+    return f"{host}:{connection.port}" if connection.port else host
 
 
 def check_master(master: str, source: str) -> str:
-    """Returns the master. Raises ConfigError for Spark Connect; `source` is where the master is named.
+    """Returns the master. Raises ConfigError for Spark Connect, and for executors on other machines while ACKLINE_AUDIT
+    is not set; `source` is where the master is named.
 
     A client of Spark Connect has no Spark context, through which Ackline ships the handlers, probes the executors and
     cancels its job.
@@ -44,6 +86,8 @@ def check_master(master: str, source: str) -> str:
             "probes the executors through a Spark context. Name a master: spark://HOST:PORT, k8s://…, yarn or local[*]",
             key=source,
         )
+    shown = master.partition("?")[0]
+    check_audit_is_shared(None if is_local(master) else f"the executors of {shown} ({source}) are on other hosts")
     return master
 
 

@@ -28,7 +28,7 @@ import ackline
 from ackline.errors import AcklineError, ConfigError, TransientError
 from ackline.pipeline.blocks import SparkBlock
 from ackline.pipeline.folder import handlers_folder
-from ackline.spark.master import address_towards, is_local, master_of_environment
+from ackline.spark.master import address_towards, chosen_master, is_local
 from ackline.tables.lease import own_children
 
 NOISE = (
@@ -224,14 +224,14 @@ def open_session(
 ) -> SparkSession:
     """Returns the session of this process; starts one if there is none.
 
-    Outside spark-submit the session is `local[*]` with 1 GiB, without a user interface and with a quiet log.
-    ACKLINE_SPARK_MASTER, ACKLINE_SPARK_MEMORY and `block` override that, and `more` overrides all. On a cluster the
-    session carries Ackline's code and the handlers to the executors. Raises ConfigError if the JARs of the Kafka source
-    are not installed, if the master is refused or if it needs a secret that is not configured, and TransientError if
-    Spark does not start.
+    Outside spark-submit the session has the master of `chosen_master` and 1 GiB, without a user interface and with a
+    quiet log. ACKLINE_SPARK_MEMORY and `block` override that, and `more` overrides all. On a cluster the session
+    carries Ackline's code and the handlers to the executors. Raises ConfigError if the JARs of the Kafka source are not
+    installed, if the master is refused or if it needs a secret that is not configured, and TransientError if Spark does
+    not start.
     """
     block = block or SparkBlock()
-    master = master_of_environment()
+    master = chosen_master().url
     if block.python is not None and not is_local(master):
         os.environ["PYSPARK_PYTHON"] = block.python
     # Python workers use this interpreter. Without it they use the first `python3` on their PATH.
@@ -295,17 +295,17 @@ def session_settings(master: str, block: SparkBlock, *, submitted: bool) -> dict
 
 
 def _own_settings(master: str, block: SparkBlock) -> dict[str, str]:
-    from ackline.spark.jars import kafka_source_jars
+    from ackline.spark.jars import jar_settings
     from ackline.spark.jvm import driver_options
 
     settings = {
         "spark.master": master,
         "spark.driver.memory": block.driver_memory or os.environ.get("ACKLINE_SPARK_MEMORY", "1g"),
         "spark.driver.extraJavaOptions": driver_options(),
-        "spark.jars": ",".join(str(jar) for jar in kafka_source_jars()),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.catalogImplementation": "in-memory",
+        **jar_settings(),
     }
     if is_local(master):
         # With this path the workers import the same handlers as this process.

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackline.errors import ConfigError, FatalError
 from ackline.pipeline.blocks import SparkBlock
-from ackline.spark.jars import spark_jars
+from ackline.spark.jars import jar_settings
 from ackline.spark.session import open_session
 
 SETTINGS = {
@@ -44,9 +44,8 @@ _CATALYST = "org.apache.spark.sql.catalyst"
 
 
 def open_sql_session(block: SparkBlock | None = None) -> SparkSession:
-    """Returns a session with Delta on the master of the environment. Raises what `open_session` raises."""
-    jars = ",".join(str(jar) for jar in spark_jars())
-    return open_session("ackline-sql", block, {**SETTINGS, "spark.jars": jars})
+    """Returns a session with Delta on the master that `chosen_master` returns. Raises what `open_session` raises."""
+    return open_session("ackline-sql", block, {**SETTINGS, **jar_settings(delta=True)})
 
 
 def create_views(

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import pyarrow.fs as pafs
 
 from ackline.errors import ConfigError
+from ackline.pipeline.connections import Connection, find_connection, variable_of
 from ackline.pipeline.folder import KNOWN_SCHEMES
-from ackline.pipeline.properties import Connection, connection_from_environment, variable_of
 
 CONNECTION = "ACKLINE_AUDIT_CONNECTION"
 """The variable that names the Airflow connection of the object store."""
@@ -80,7 +80,7 @@ def _look_up(scheme: str) -> dict[str, str]:
     name = os.environ.get(CONNECTION)
     if not name:
         return _from_environment(scheme)
-    connection = connection_from_environment(name, CONNECTION)
+    connection = find_connection(name, CONNECTION)
     if connection is None:
         raise ConfigError(
             f"the connection {name}, which {CONNECTION} names, is not defined here: set {variable_of(name)}, or remove "
