@@ -17,7 +17,6 @@ from ackline.errors import AcklineError, ConfigError, GroupMoved, LedgerError, N
 from ackline.lane.adapters import open_adapters
 from ackline.local.processes import wait_until
 from ackline.pipeline.pipeline import load
-from ackline.spark.jars import kafka_source_jars
 from ackline.steps.plan import plan
 from ackline.steps.settle import settle
 from ackline.tables.lease import ProcessIdentity
@@ -168,7 +167,6 @@ def test_i13_no_process_of_a_handler_or_above_it_gets_the_login_of_the_driver(
             Secrets(connection),
             conn_id=SPARK_CONNECTION,
             name="ackline-test",
-            jars=",".join(map(str, kafka_source_jars())),
             application_args=[pipeline, "--run-id=manual__1"],
         )
         hook.submit(str(ROOT / "spark_jobs" / "replay.py"))

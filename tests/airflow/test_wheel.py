@@ -4,6 +4,7 @@ No file of the repository is on the import path. Pipeline files and handlers are
 ACKLINE_PIPELINES names another one, as a bundle that has moved on.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.airflow.project import ROOT, Project, produce
+from tests.airflow.project import CANARY, ROOT, Project, produce
 
 DAG_FILE = """from ackline.airflow.dags import all_dags
 
@@ -90,14 +91,18 @@ def write(folder: Path, project: Project, source: str, word: str) -> Path:
 def test_a_wheel_and_a_dag_file_of_three_lines_give_dags_page_command_and_a_run(
     python: Path, project: Project, source: str
 ) -> None:
+    """DAG run and command read the Kafka connection from a secrets backend, and nothing of it is shown (I13)."""
     home, dags = project.folder / "airflow", project.folder / "dags"
     dags.mkdir()
     pipelines = write(project.folder / "version-7", project, source, "pinned")
     moved_on = write(project.folder / "newest", project, source, "newest")
     (dags / "shop.py").write_text(DAG_FILE.format(folder=str(pipelines)))
     produce(project.bootstrap, source, {}, {})
+    connections = project.folder / "connections.json"
+    connections.write_text(json.dumps({"kafka_default": json.loads(project.environment["AIRFLOW_CONN_KAFKA_DEFAULT"])}))
     env = environment(python, {
-        "AIRFLOW_CONN_KAFKA_DEFAULT": project.environment["AIRFLOW_CONN_KAFKA_DEFAULT"],
+        "AIRFLOW__SECRETS__BACKEND": "airflow.secrets.local_filesystem.LocalFilesystemBackend",
+        "AIRFLOW__SECRETS__BACKEND_KWARGS": json.dumps({"connections_file_path": str(connections)}),
         "ACKLINE_AUDIT": project.audit,
         "ACKLINE_PIPELINES": str(moved_on),
         "AIRFLOW_HOME": str(home),
@@ -113,6 +118,7 @@ def test_a_wheel_and_a_dag_file_of_three_lines_give_dags_page_command_and_a_run(
             stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
+        assert CANARY not in done.stdout
         return done.stdout
 
     assert str(ROOT) + "/include" not in run("-c", "import ackline, sys; print(ackline.__file__, sys.path)")
@@ -124,4 +130,9 @@ def test_a_wheel_and_a_dag_file_of_three_lines_give_dags_page_command_and_a_run(
     assert "ackline" in run("-m", "airflow", "providers", "list")
     run("-m", "airflow", "dags", "test", "replay__orders")
     assert (project.folder / "calls").read_text() == "pinned 0\npinned 1\n"
+    produce(project.bootstrap, source, {})
+    printed = run("-m", "ackline", "run", "orders")
+    assert "starting Spark on local[*] (the connection spark_default is not defined)" in printed
+    assert (project.folder / "calls").read_text() == "pinned 0\npinned 1\nnewest 2\n"
+    assert not [file for file in home.rglob("*") if file.is_file() and CANARY.encode() in file.read_bytes()]
     assert "acked" in run("-m", "ackline", "audit", "orders", "--partition", "0", "--offsets", "1")

@@ -165,7 +165,7 @@ def properties_of_connection(name: str, extra: Mapping[str, Any]) -> dict[str, A
 _SECOND_ATTEMPT = "a second attempt beside the first would call the handler twice for a record"
 _MASTER = "the Airflow connection `spark_default`, or ACKLINE_SPARK_MASTER, names the master"
 _SPARK_CODE = "Ackline ships its own code and the folder of the handlers with the job; `archives` brings other packages"
-_JARS = "Ackline gives Spark the JARs of its lock file, which are verified by hash"
+_JARS = "Ackline gives Spark the JARs of its lock file, verified by hash; ACKLINE_JARS=packages or cluster changes that"
 _ENCRYPTION = (
     "the Kafka password travels in the tasks; to waive authentication and encryption, write `encryption: none`"
 )
