@@ -37,11 +37,6 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
         ("s3://bucket/audit/", "s3://bucket/audit"),
         ("s3a://bucket/audit", "s3://bucket/audit"),
         ("s3://bucket", "s3://bucket"),
-        ("gs://bucket/audit", "gs://bucket/audit"),
-        (
-            "abfss://container@account.dfs.core.windows.net/audit",
-            "abfss://container@account.dfs.core.windows.net/audit",
-        ),
         ("file:///mnt/audit", "/mnt/audit"),
         ("/mnt/audit", "/mnt/audit"),
     ],
@@ -60,7 +55,10 @@ def test_the_audit_root_may_be_in_an_object_store(monkeypatch: pytest.MonkeyPatc
         ("s3://bucket/audit?signature=canary", "a `\\?` or a `#`"),
         ("s3://bucket/audit#1", "a `\\?` or a `#`"),
         ("s3://", "names no bucket"),
-        ("hdfs://bucket/audit", "it begins with hdfs://; use a path, s3://"),
+        ("hdfs://bucket/audit", "it begins with hdfs://; use a path or s3://"),
+        ("gs://bucket/audit", "it is in Google Cloud Storage, where .* proved for paths and for s3://"),
+        ("az://container/audit", "it is in Azure Blob Storage, where"),
+        ("abfss://container@account.dfs.core.windows.net/audit", "it is in Azure Blob Storage, where"),
     ],
 )
 def test_a_uri_that_can_not_name_the_tables_is_refused(monkeypatch: pytest.MonkeyPatch, root: str, reason: str) -> None:

@@ -21,7 +21,6 @@ from ackline.pipeline.outputs import ROW_COLUMNS, OutputBlock, output_folder
         ("file:///lake/totals/", "/lake/totals"),
         ("file:///la ke/to.ta..ls", "/la ke/to.ta..ls"),
         ("s3a://lake/totals", "s3://lake/totals"),
-        ("abfss://lake@account.dfs.core.windows.net/totals", "abfss://lake@account.dfs.core.windows.net/totals"),
     ],
 )
 def test_an_output_table_is_a_name_or_a_uri(written: str, folder: str) -> None:
@@ -41,6 +40,8 @@ def test_an_output_table_is_a_name_or_a_uri(written: str, folder: str) -> None:
         ("file:///lake/./totals", "an empty folder name, `.` or `..`"),
         ("file:///lake/../totals", "an empty folder name, `.` or `..`"),
         ("s3://lake//totals", "an empty folder name, `.` or `..`"),
+        ("gs://lake/totals", "it is in Google Cloud Storage, where .* proved for paths and for s3://"),
+        ("abfss://lake@account.dfs.core.windows.net/totals", "it is in Azure Blob Storage, where"),
         ("file:///la%20ke/totals", "without `\\?`, `#` and `%`"),
     ],
 )

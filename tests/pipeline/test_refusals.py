@@ -161,8 +161,8 @@ REFUSED = [
     ("an output of no step", [], "outputs:\n  - {from: a, table: a}\n", 9, "outputs.0.from.0", "no step is named a"),
     ("two outputs to one table", [], "outputs:\n  - {from: source, table: a}\n  - {from: source.b, table: a}\n", 10,
      "outputs.1.table", "outputs.0 writes to a, too; give one of them both streams: `from: [A, B]`"),
-    ("two outputs to one table in two spellings", [], "outputs:\n  - {from: source, table: 'abfss://c@a.dfs.x/t'}\n"
-     "  - {from: source.b, table: 'abfs://c@a.blob.x/t/'}\n", 10, "outputs.1.table", "outputs.0 writes to abfs://c@a"),
+    ("two outputs to one table in two spellings", [], "outputs:\n  - {from: source, table: 's3a://b/t'}\n"
+     "  - {from: source.b, table: 's3://b/t/'}\n", 10, "outputs.1.table", "outputs.0 writes to s3://b/t"),
     ("an output with the name of the ledger's table", [], "outputs:\n  - {from: source, table: plans}\n", 9,
      "outputs.0.table", "no name of an output table"),
     ("an output with a login in its URI", [], "outputs:\n  - {from: source, table: 's3://u:pw@b/t'}\n", 9,

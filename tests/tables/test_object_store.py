@@ -8,6 +8,8 @@ import pyarrow.fs as pafs
 import pytest
 
 from ackline.errors import ConfigError
+from ackline.tables.folder import Folder, prove_conditional_put
+from ackline.tables.layout import check_layout
 from ackline.tables.object_store import arrow_filesystem, options_of, use_options
 from ackline.verify.read_tables import storage_options
 
@@ -138,7 +140,7 @@ def test_what_a_process_was_given_comes_first(connection: pytest.MonkeyPatch) ->
     ("fields", "reason"),
     [
         (None, "AIRFLOW_CONN_STORE"),
-        ({"conn_type": "wasb"}, "type wasb: only `aws`"),
+        ({"conn_type": "wasb"}, "type wasb: only `aws` is supported"),
         ({"extra": {"role_arn": CANARY}}, "extra role_arn, which Ackline does not follow"),
         ({"login": "key"}, "only one of access key and secret key"),
         ({"extra": "[1]"}, "AIRFLOW_CONN_STORE is not a connection"),
@@ -174,13 +176,16 @@ def test_variables_that_turn_the_fences_off_are_refused(monkeypatch: pytest.Monk
         options_of(ROOT)
 
 
-def test_azure_and_google_are_resolved_in_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
-    with pytest.raises(ConfigError, match="storage account"):
-        arrow_filesystem("az://container/audit")
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-    assert options_of("az://c/x") == {"azure_storage_account_name": "account", "azure_storage_account_key": "a2V5"}
-    for uri in ("az://container/audit", "abfss://container@account.dfs.core.windows.net/audit"):
-        filesystem, base = arrow_filesystem(uri)
-        assert (type(filesystem), base) == (pafs.AzureFileSystem, "container/audit")
-    assert isinstance(arrow_filesystem("gs://bucket/audit")[0], pafs.GcsFileSystem)
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        ("gs://bucket/x", "Google Cloud Storage"),
+        ("az://container/x", "Azure Blob Storage"),
+        ("abfss://container@account.dfs.core.windows.net/x", "Azure Blob Storage"),
+    ],
+)
+def test_a_store_for_which_no_test_proves_the_fence_is_refused_by_name(uri: str, name: str) -> None:
+    """Whatever opens the table: plan, doctor, the page, a task."""
+    for call in (options_of, arrow_filesystem, Folder, prove_conditional_put, check_layout):
+        with pytest.raises(ConfigError, match=rf"can't hold a table: it is in {name}, where .* `ackline doctor`"):
+            call(uri)

@@ -22,7 +22,6 @@ from ackline.pipeline.outputs import (
     Output,
     OutputsOfTurn,
     StagedTable,
-    canonical_uri,
     earlier_after,
     given_up_after,
     kept_after,
@@ -228,7 +227,7 @@ def of_table(store: LedgerStore, by_name: Mapping[str, T], name: str) -> list[T]
 def place_of(store: LedgerStore, table: str) -> str:
     """Returns where an output table is: a path or a URI, the same one for each name of the table."""
     uri = table_of(store, table).uri
-    return canonical_uri(uri) if is_remote(uri) else os.path.realpath(uri)
+    return uri if is_remote(uri) else os.path.realpath(uri)
 
 
 def _check_last_published(adapters: Adapters, outputs: Iterable[Output]) -> None:

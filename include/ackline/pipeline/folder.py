@@ -19,16 +19,11 @@ from ackline.errors import ConfigError, did_you_mean
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.pipeline import Pipeline, load
 from ackline.pipeline.refusals import MAX_BYTES, line_of, read_yaml
+from ackline.pipeline.uris import root_uri
 
 if TYPE_CHECKING:
     from ackline.pipeline.blocks import KafkaBlock
     from ackline.pipeline.pipeline import Pipeline
-
-
-OBJECT_STORES = ("s3", "gs", "az", "abfs", "abfss")
-"""The schemes of the object stores that can hold the tables."""
-KNOWN_SCHEMES = "use a path, s3://, az://, abfss:// or gs://"
-"""What an error advises where ACKLINE_AUDIT has another scheme."""
 
 
 def project_root() -> Path:
@@ -51,13 +46,13 @@ def handlers_folder() -> Path:
 def audit_root() -> str:
     """The folder of the tables: ACKLINE_AUDIT, a path or an object-store URI, or `.ackline/audit` of the project.
 
-    Raises ConfigError if it is a URI that can't name the folder of a table.
+    Raises ConfigError if it is a URI that can't name the folder of a table, or of a store that can't hold tables.
     """
     # An empty variable counts as unset: as a relative path it would make the project itself the folder of the tables.
     root = os.environ.get("ACKLINE_AUDIT") or ".ackline/audit"
     if root.startswith("file://"):
         root = root.removeprefix("file://")
-    return _checked_uri(root) if "://" in root else str(project_root() / root)
+    return root_uri(root) if "://" in root else str(project_root() / root)
 
 
 def check_audit_is_shared(hosts: str | None) -> None:
@@ -72,29 +67,6 @@ def check_audit_is_shared(hosts: str | None) -> None:
             f"a folder that all hosts mount at the same path, or to the URI of an object store",
             key="ACKLINE_AUDIT",
         )
-
-
-def _checked_uri(root: str) -> str:
-    """Returns the URI of a folder in an object store, without a slash at its end and with `s3` for Hadoop's `s3a`."""
-    scheme, _, path = root.partition("://")
-    scheme = {"s3a": "s3"}.get(scheme, scheme)
-    bucket = path.partition("/")[0]
-    reason, shown = None, root.partition("?")[0]  # what follows a `?` may be a signature
-    # A secret may contain a slash, so the `@` after it may come later. Azure's CONTAINER@ACCOUNT is no login.
-    if ":" in bucket or ("@" in bucket and scheme not in ("abfs", "abfss")):
-        reason, shown = (
-            "it holds a login. Remove it, and set the login as docs/settings.md describes",
-            f"{scheme}://***",
-        )
-    elif scheme not in OBJECT_STORES:
-        reason = f"it begins with {scheme}://; {KNOWN_SCHEMES}"
-    elif "?" in path or "#" in path:
-        reason = "it has a `?` or a `#`, which a URI of a folder cannot contain. Remove it"
-    elif not path.strip("/"):
-        reason = f"it names no bucket. Write {scheme}://BUCKET/FOLDER"
-    if reason is not None:
-        raise ConfigError(f"ACKLINE_AUDIT={shown} can't be used: {reason}", key="ACKLINE_AUDIT")
-    return f"{scheme}://{path.rstrip('/')}"
 
 
 def lane_folder(root: str, pipeline: str, lane: str) -> str:

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ackline.errors import ConfigError
 from ackline.pipeline.field_types import InputStreams, StrictBlock, TopicName
+from ackline.pipeline.uris import table_uri
 
 ROW_COLUMNS = ("_topic", "_partition", "_offset", "_attempt", "_lane", "_epoch", "_turn", "_anchors")
 """The columns that each row of an output table has beside the emitted ones: its record, and the turn that acked it."""
@@ -24,7 +25,6 @@ PARTITION_TYPES = ("string", "long", "boolean")
 
 _TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _LEDGER_TABLES = ("plans", "outcomes", "settlements")
-_SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
 _COLUMN_TYPE = re.compile(r"string|long|double|boolean|binary|timestamp|decimal\((\d{1,2}), ?(\d{1,2})\)")
 _NOT_IN_COLUMN_NAMES = re.compile(r"[ ,;{}()=\x00-\x1f\x7f-\x9f]")
 _LONGEST_COLUMN_NAME = 255
@@ -34,27 +34,14 @@ def _table(text: object) -> object:
     """Returns the name or the URI of an output table. Raises ValueError if it is neither."""
     if not isinstance(text, str):
         return text
-    scheme, separator, path = text.partition("://")
-    if not separator:
+    if "://" not in text:
         if text in _LEDGER_TABLES or not _TABLE_NAME.fullmatch(text):
             raise ValueError(
                 f"{text!r} is no name of an output table; write 1 to 100 of the characters A-Z a-z 0-9 _ -, but not "
                 f"{', '.join(_LEDGER_TABLES)}, or a URI such as s3://bucket/folder"
             )
         return text
-    # delta-rs decodes `%`, and Arrow does not: the two would use different folders.
-    if scheme not in _SCHEMES or re.search(r"[?#%]", path):
-        raise ValueError(
-            f"not the URI of a table; write SCHEME://… with one of {', '.join(_SCHEMES)}, without `?`, `#` and `%`"
-        )
-    authority, _, folder = path.rstrip("/").partition("/")
-    if ":" in authority or ("@" in authority and not scheme.startswith("abfs")):
-        raise ValueError("the URI holds a login; remove it, and set the login as for ACKLINE_AUDIT")
-    if (scheme == "file") == bool(authority) or not folder:
-        raise ValueError("not the URI of a table; write file:///FOLDER/TABLE with three slashes, or s3://BUCKET/FOLDER")
-    if not {"", ".", ".."}.isdisjoint(folder.split("/")):
-        raise ValueError("the URI has an empty folder name, `.` or `..`; write the folder without them")
-    return f"{'s3' if scheme == 's3a' else scheme}://{path.rstrip('/')}"
+    return table_uri(text)
 
 
 def _column_type(text: object) -> object:
@@ -156,19 +143,6 @@ def output_folder(pipeline_folder: str, table: str) -> str:
     if table.startswith("file://"):
         return table.removeprefix("file://")
     return table if "://" in table else f"{pipeline_folder.rstrip('/')}/outputs/{table}"
-
-
-def canonical_uri(uri: str) -> str:
-    """Returns the same text for all URIs of one folder in Azure that name its account, and any other URI as it is.
-
-    A table takes a turn once. If two outputs wrote to one table, the rows of the second one would be lost.
-    """
-    scheme, _, path = uri.partition("://")
-    if scheme not in ("az", "abfs", "abfss"):
-        return uri
-    authority, _, folder = path.partition("/")
-    container, _, host = authority.partition("@")
-    return f"az://{container}@{host.partition('.')[0]}/{folder}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pydantic import model_validator
 
 from ackline.handler import DEFAULT_STREAM, SOURCE
 from ackline.pipeline.field_types import CodePath, InputStreams, StepName, StrictBlock
-from ackline.pipeline.outputs import Output, OutputBlock, canonical_uri
+from ackline.pipeline.outputs import Output, OutputBlock
 from ackline.pipeline.refusals import error_at
 
 SOURCE_STEP = -1
@@ -162,7 +162,7 @@ def _check_outputs(steps: Sequence[StepBlock], outputs: Sequence[OutputBlock]) -
             _check_step(text, names, ("outputs", number, "from", place))
         if block.table is None:
             continue
-        first = tables.setdefault(canonical_uri(block.table), number)
+        first = tables.setdefault(block.table, number)
         if first != number:
             raise error_at(
                 ("outputs", number, "table"),

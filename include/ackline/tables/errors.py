@@ -17,8 +17,7 @@ from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.scrub import MASK, scrub_address
 from ackline.tables.object_store import is_remote, options_of
 
-_PUBLIC = ("aws_region", "aws_endpoint_url", "aws_allow_http", "azure_storage_account_name",
-           "google_application_credentials")  # fmt: skip
+_PUBLIC = ("aws_region", "aws_endpoint_url", "aws_allow_http")
 """Options that are no secret; all others are masked in messages."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """delta-rs colours its error texts even when no terminal shows them."""

@@ -20,17 +20,15 @@ import pyarrow.fs as pafs
 
 from ackline.errors import ConfigError
 from ackline.pipeline.connections import Connection, find_connection, variable_of
-from ackline.pipeline.folder import KNOWN_SCHEMES
+from ackline.pipeline.uris import scheme_problem
+from ackline.scrub import scrub_address
 
 CONNECTION = "ACKLINE_AUDIT_CONNECTION"
 """The variable that names the Airflow connection of the object store."""
 
 _S3 = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL",
        "AWS_ALLOW_HTTP")  # fmt: skip
-_AZURE = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_ID",
-          "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID")  # fmt: skip
-_VARIABLES = {"s3": _S3, "az": _AZURE, "abfs": _AZURE, "abfss": _AZURE, "gs": ("GOOGLE_APPLICATION_CREDENTIALS",)}
-"""The variables of each scheme. In lower case they are the names of delta-rs's options."""
+"""The variables of the environment. In lower case they are the names of delta-rs's options."""
 _ENDPOINT, _ENDPOINTS = "aws_endpoint_url", ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 """The option for the endpoint, and its variables; the first one that is set counts, as in AWS's own tools."""
 _UNSAFE = ("AWS_S3_ALLOW_UNSAFE_RENAME", "AWS_S3_LOCKING_PROVIDER", "AWS_CONDITIONAL_PUT")
@@ -69,17 +67,17 @@ def options_of(uri: str) -> dict[str, str]:
     """
     if not is_remote(uri):
         return {}
-    scheme = _scheme(uri)
-    options = _given if _given is not None else _look_up(scheme)
-    if scheme == "s3":
-        _check_s3(options)
+    if (problem := scheme_problem(uri.partition("://")[0])) is not None:
+        raise ConfigError(f"{scrub_address(uri)} can't hold a table: {problem}", key="ACKLINE_AUDIT")
+    options = _given if _given is not None else _look_up()
+    _check(options)
     return dict(options)
 
 
-def _look_up(scheme: str) -> dict[str, str]:
+def _look_up() -> dict[str, str]:
     name = os.environ.get(CONNECTION)
     if not name:
-        return _from_environment(scheme)
+        return _from_environment()
     connection = find_connection(name, CONNECTION)
     if connection is None:
         raise ConfigError(
@@ -90,16 +88,13 @@ def _look_up(scheme: str) -> dict[str, str]:
     return options_of_connection(name, connection)
 
 
-def _from_environment(scheme: str) -> dict[str, str]:
-    options = {name.lower(): os.environ[name] for name in _VARIABLES[scheme] if os.environ.get(name)}
-    if scheme == "s3":
-        # delta-rs would obey each of these by itself, and Arrow would not: log and data would be in different stores.
-        for option, names in {"aws_region": ("AWS_REGION", "AWS_DEFAULT_REGION"), _ENDPOINT: _ENDPOINTS}.items():
-            if (variable := next(filter(os.environ.get, names), None)) is not None:
-                options[option] = os.environ[variable]
-        if "aws_access_key_id" not in options:
-            options = _of_profile() | options
-    return options
+def _from_environment() -> dict[str, str]:
+    options = {name.lower(): os.environ[name] for name in _S3 if os.environ.get(name)}
+    # delta-rs would obey each of these by itself, and Arrow would not: log and data would be in different stores.
+    for option, names in {"aws_region": ("AWS_REGION", "AWS_DEFAULT_REGION"), _ENDPOINT: _ENDPOINTS}.items():
+        if (variable := next(filter(os.environ.get, names), None)) is not None:
+            options[option] = os.environ[variable]
+    return options if "aws_access_key_id" in options else _of_profile() | options
 
 
 def _of_profile() -> dict[str, str]:
@@ -139,7 +134,7 @@ def options_of_connection(name: str, connection: Connection) -> dict[str, str]:
     if connection.conn_type != "aws":
         raise ConfigError(
             f"the connection {name}, which {CONNECTION} names, has the type {connection.conn_type or 'none'}: only "
-            f"`aws` is supported. For Azure and Google Cloud set the variables that docs/settings.md lists",
+            f"`aws` is supported",
             key=CONNECTION,
         )
     unknown = sorted(connection.extra.keys() - _FROM_EXTRA.keys())
@@ -162,7 +157,7 @@ def options_of_connection(name: str, connection: Connection) -> dict[str, str]:
     return options
 
 
-def _check_s3(options: Mapping[str, str]) -> None:
+def _check(options: Mapping[str, str]) -> None:
     for name in _UNSAFE:
         if os.environ.get(name, "").lower() not in ("", "false", "0", "etag"):
             raise ConfigError(
@@ -205,12 +200,7 @@ def arrow_filesystem(folder: str) -> tuple[pafs.FileSystem, str]:
     """
     if not is_remote(folder):
         return pafs.LocalFileSystem(), folder
-    options, (scheme, _, path) = options_of(folder), folder.partition("://")
-    if scheme == "s3":
-        return _s3(options), path
-    if scheme == "gs":  # finds GOOGLE_APPLICATION_CREDENTIALS itself
-        return pafs.GcsFileSystem(), path
-    return _azure(options, path)
+    return _s3(options_of(folder)), folder.partition("://")[2]
 
 
 def _s3(options: Mapping[str, str]) -> pafs.FileSystem:
@@ -225,27 +215,3 @@ def _s3(options: Mapping[str, str]) -> pafs.FileSystem:
     }
     # A small file is one request, and not the three of an upload in parts.
     return pafs.S3FileSystem(allow_delayed_open=True, **{name: value for name, value in arguments.items() if value})
-
-
-def _azure(options: Mapping[str, str], path: str) -> tuple[pafs.FileSystem, str]:
-    bucket, _, folder = path.partition("/")
-    container, _, host = bucket.partition("@")
-    account = host.partition(".")[0] or options.get("azure_storage_account_name")
-    if not account:
-        raise ConfigError("the storage account of the object store is not set", key="AZURE_STORAGE_ACCOUNT_NAME")
-    arguments = {
-        "account_key": options.get("azure_storage_account_key"),
-        "sas_token": options.get("azure_storage_sas_token"),
-        "client_id": options.get("azure_client_id"),
-        "client_secret": options.get("azure_client_secret"),
-        "tenant_id": options.get("azure_tenant_id"),
-    }
-    store = pafs.AzureFileSystem(account, **{name: value for name, value in arguments.items() if value})
-    return store, f"{container}/{folder}".rstrip("/")
-
-
-def _scheme(uri: str) -> str:
-    scheme = uri.partition("://")[0]
-    if scheme not in _VARIABLES:
-        raise ConfigError(f"ACKLINE_AUDIT begins with {scheme}://; {KNOWN_SCHEMES}", key="ACKLINE_AUDIT")
-    return scheme
