@@ -3,7 +3,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-home=.ackline/docs
+mkdir -p .ackline/docs
+home=$(readlink -f .ackline/docs) # venv makes no environment through a link
 lock=$(sha256sum scripts/docs/requirements.txt)
 if [ "$(cat "$home/lock" 2>/dev/null)" != "$lock" ]; then
     .venv/bin/python -m venv --clear "$home"
