@@ -45,24 +45,29 @@ for handler in ("by_word", "column_words", "column_raises"):
     except AcklineError as error:
         print("refused:", type(error).__name__, error)
 print(lab.spark.sparkContext.getConf().getAll())
+print(lab.spark.sparkContext._jvm.java.lang.System.getenv())
+print(lab.spark.sparkContext.parallelize([0], 1).map(lambda _: f"worker: {dict(__import__('os').environ)}").collect())
 lab.spark.stop()
 """
 
 
 def test_neither_secret_nor_payload_shows_anywhere(broker: Broker, topic: MakeTopic, tmp_path: Path) -> None:
-    """Searches for canaries in the event log, the plans, the settings, the output of the job, and the table."""
+    """Searches for canaries in the event log, the plans, the settings, the output of the job, the table, and the
+    environment of the JVM and of a worker."""
     name = topic()
     put(broker, name, [(PAYLOAD.encode(), b"ok"), (None, PAYLOAD.encode()), (PAYLOAD.encode(), b"fail")])
     events = tmp_path / "events"
     events.mkdir()
     log_events = {"enabled": "true", "compress": "false", "dir": events.as_uri()}
     settings = " ".join(f"--conf spark.eventLog.{key}={value}" for key, value in log_events.items())
-    environment = {"ACKLINE_SPARK_MASTER": "local[2]", "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell"}
+    environment = {"ACKLINE_SPARK_MASTER": "local[2]", "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell",
+                   "AIRFLOW_CONN_KAFKA_DEFAULT": SECRET, "AIRFLOW__CORE__FERNET_KEY": SECRET}  # fmt: skip
     table = tmp_path / "audit"
     done = run_script(SCRIPT, broker.bootstrap, name, str(table), SECRET, **environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "refused: FatalError" in done.stdout
     assert "'outcome': 'failed'" in done.stdout
+    assert "worker: {" in done.stdout
     assert f"'key_hash': '{key_hash(SECRET.encode())(PAYLOAD.encode())}'" in done.stdout
     logs = [path.read_bytes() for path in events.rglob("*") if path.is_file()]
     assert logs

@@ -8,7 +8,6 @@ seconds. So urllib3 gets the answer of Python's own `socket.has_ipv6`.
 import json
 import logging
 import os
-import re
 import socket
 import sys
 import threading
@@ -25,6 +24,7 @@ from ackline.airflow.driver import CONFIGURATION, FATAL, SECRETS, TASK, Secrets
 from ackline.airflow.traces import trace_of_task, without_headers
 from ackline.errors import ConfigError
 from ackline.pipeline.folder import handlers_folder
+from ackline.pipeline.connections import without_airflow
 from ackline.spark.master import MASTER, SPARK_CONNECTION, check_master, is_local
 from ackline.tables.lease import ProcessIdentity
 
@@ -124,9 +124,6 @@ def driver_settings(master: str) -> dict[str, str]:
     return settings
 
 
-_AIRFLOW_VARIABLE = re.compile(r"_*AIRFLOW", re.IGNORECASE)
-
-
 @contextmanager
 def handed_over(content: str) -> Iterator[str]:
     """Yields the path of a named pipe whose first reader gets `content`, which is never on a disk. Only processes of
@@ -155,7 +152,7 @@ def handed_over(content: str) -> Iterator[str]:
 def driver_environment() -> dict[str, str]:
     """Returns the environment of the driver: that of the task without AIRFLOW variables, which hold secrets, and
     without the login of a collector of traces."""
-    kept = without_headers({name: value for name, value in os.environ.items() if not _AIRFLOW_VARIABLE.match(name)})
+    kept = without_headers(without_airflow(os.environ))
     folders = [str(handlers_folder()), *filter(None, [kept.get("PYTHONPATH")])]
     # spark-submit is beside the interpreter. A scheduler may not have it on its PATH.
     commands = [os.path.dirname(sys.executable), kept.get("PATH", os.defpath)]

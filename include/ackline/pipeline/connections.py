@@ -10,6 +10,7 @@ backend is configured, or the variable is not set and a database is there.
 import configparser
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -44,6 +45,15 @@ class Connection:
 def variable_of(connection: str) -> str:
     """Returns the name of the variable that defines a connection."""
     return f"AIRFLOW_CONN_{connection.upper()}"
+
+
+_AIRFLOW_VARIABLE = re.compile(r"_*AIRFLOW", re.IGNORECASE)
+
+
+def without_airflow(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns an environment without the variables of Airflow: they hold connections and Airflow's own secrets, which
+    no process of a handler may inherit."""
+    return {name: value for name, value in environment.items() if not _AIRFLOW_VARIABLE.match(name)}
 
 
 def find_connection(connection: str, key: str) -> Connection | None:

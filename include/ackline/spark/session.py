@@ -28,6 +28,7 @@ import ackline
 from ackline.errors import AcklineError, ConfigError, TransientError
 from ackline.pipeline.blocks import SparkBlock
 from ackline.pipeline.folder import handlers_folder
+from ackline.pipeline.connections import without_airflow
 from ackline.spark.master import address_towards, chosen_master, is_local
 from ackline.tables.lease import own_children
 
@@ -238,7 +239,8 @@ def open_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = session_settings(master, block, submitted="PYSPARK_GATEWAY_PORT" in os.environ) | dict(more or {})
     try:
-        with quiet_jvm() if SparkContext._gateway is None else nullcontext(), _no_jvm_without_gateway():
+        starts_jvm = SparkContext._gateway is None
+        with quiet_jvm() if starts_jvm else nullcontext(), _no_jvm_without_gateway(), _no_connections(starts_jvm):
             conf = SparkConf().setAppName(app_name).setAll(list(settings.items()))
             # The context first: until pyspark's handler of Ctrl-C is replaced, nothing else may call the JVM.
             with _own_ctrl_c():
@@ -266,6 +268,20 @@ def _no_jvm_without_gateway() -> Iterator[None]:
             for process in own_children() - before:
                 process.send(signal.SIGKILL)
         raise
+
+
+@contextmanager
+def _no_connections(starts_jvm: bool) -> Iterator[None]:
+    """Hides the variables of Airflow from the JVM that is started in the context, which starts the processes of the
+    handlers with its own environment. The connections are read in this process alone."""
+    before = dict(os.environ) if starts_jvm else {}
+    hidden = before.keys() - without_airflow(before).keys()
+    for name in hidden:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update({name: before[name] for name in hidden})
 
 
 @contextmanager
