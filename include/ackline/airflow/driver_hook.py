@@ -23,8 +23,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from ackline.airflow.driver import CONFIGURATION, FATAL, SECRETS, TASK, Secrets
 from ackline.airflow.traces import trace_of_task, without_headers
 from ackline.errors import ConfigError
-from ackline.pipeline.folder import handlers_folder
 from ackline.pipeline.connections import without_airflow
+from ackline.pipeline.folder import handlers_folder
 from ackline.spark.master import MASTER, SPARK_CONNECTION, check_master, is_local
 from ackline.tables.lease import ProcessIdentity
 

@@ -27,8 +27,8 @@ from pyspark.sql import SparkSession
 import ackline
 from ackline.errors import AcklineError, ConfigError, TransientError
 from ackline.pipeline.blocks import SparkBlock
-from ackline.pipeline.folder import handlers_folder
 from ackline.pipeline.connections import without_airflow
+from ackline.pipeline.folder import handlers_folder
 from ackline.spark.master import address_towards, chosen_master, is_local
 from ackline.tables.lease import own_children
 
