@@ -10,7 +10,7 @@ PYTEST := pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 CHECKED := $(wildcard include tests dags plugins spark_jobs)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-deep test-unit check format demo up down bench screenshots chaos docs lock clean
+.PHONY: help setup test test-deep test-unit check format demo up down bench screenshots chaos soak docs lock clean
 
 help: ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -62,6 +62,9 @@ screenshots: setup ## the pictures of the page in docs/, in a headless Chromium 
 chaos: setup ## rules broken on purpose are found, then 100,000 random steps hold; `make chaos STEPS=N SEED=N`
 	@pytest tests/chaos/test_state_machine.py -k noticed
 	@python -m tests.chaos.run --steps $(or $(STEPS),100000) $(if $(SEED),--seed $(SEED))
+
+soak: setup ## fifty pipelines run for an hour while everything breaks, and nothing grows; `make soak MINUTES=N SEED=N`
+	@python -m tests.soak.run --minutes $(or $(MINUTES),60) $(if $(SEED),--seed $(SEED))
 
 docs: setup ## the documents as a site in .ackline/site, with all links checked
 	@scripts/docs.sh

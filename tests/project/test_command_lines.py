@@ -26,6 +26,7 @@ TARGETS = {
     "bench": "tests/bench/test_bench.py",
     "chaos": "tests/project/test_command_lines.py",
     "docs": "tests/project/test_site.py",
+    "soak": "tests/soak/test_soak.py",
     "screenshots": "tests/ui/test_browser.py",
     "test": "it is this suite",
     "test-deep": "it is this suite",
