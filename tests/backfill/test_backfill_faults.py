@@ -242,6 +242,23 @@ def test_a_new_epoch_chooses_anew_by_the_same_arguments() -> None:
     assert (genesis.partitions[TP].ranges, lane.run().outcomes) == ((OffsetRange(3, 6),), {"acked": 3})
 
 
+@pytest.mark.parametrize("chosen", ["range", "outcome"])
+def test_s41_a_lane_ends_where_its_choice_ends_also_if_retention_has_passed_that(chosen: str) -> None:
+    """Its last retry is expired. Offsets above the choice are no part of the lane, so the floor does not pass them."""
+    live = MemoryLane(OK, FAILS, OK, OK, OK, OK, retry={**RETRY, "max_retries": 0})
+    live.run()
+    live.settings["retry"] = {"initial_delay": "1h", "max_retries": 1}
+    how: dict[str, Any] = {"outcome": "dead"} if chosen == "outcome" else {}
+    lane = MemoryBackfill(live, "b", *([] if how else ["orders:0:0-3"]), **how)
+    lane.run()
+    live.log().expire(5)
+    live.world.now += timedelta(hours=2)
+    assert lane.run().settled
+    newest = lane.adapters().store.newest()
+    assert newest is not None
+    assert newest.partitions[TP].state.complete_to == (2 if how else 3)
+
+
 def test_a_new_epoch_counts_what_other_backfills_have_acked_and_not_the_epoch_before() -> None:
     live, lane = handled_lane(OK, OK, OK)
     assert lane.choose().acked_before() == 0
