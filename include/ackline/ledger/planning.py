@@ -146,12 +146,11 @@ def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRang
         )
     if not limits.fresh:  # retention is settled by a turn that reads on, and moves no floor in this one
         return OffsetRange(complete_to, complete_to)
-    unread = next_range(view.chosen, max(complete_to, view.log.start), view.log.end)
+    first = view.log.start
     if view.chosen is not None:
         # Retention may have passed the end of what was chosen: the lane ends there, not at the log start.
-        end = view.chosen[-1].end if view.chosen else complete_to
-        start = max(complete_to, min(unread.start, end))
-        unread = OffsetRange(start, max(start, unread.end if unread else start))
+        first = min(first, view.chosen[-1].end if view.chosen else complete_to)
+    unread = next_range(view.chosen, max(complete_to, first), view.log.end)
     allowed = max(0, limits.max_uncommitted - view.state.uncommitted)
     if limits.max_in_flight is not None:  # each fresh record may become one in flight
         allowed = min(allowed, max(0, limits.max_in_flight - _in_flight(view)))
