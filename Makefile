@@ -74,6 +74,7 @@ lock: setup ## compile the requirements.in files and ivy.xml into their locks, a
 	$(UV_COMPILE) --upgrade --output-file tests/support/object_store/requirements.txt --quiet tests/support/object_store/requirements.in
 	$(UV_COMPILE) --upgrade --output-file scripts/docs/requirements.txt --quiet scripts/docs/requirements.in
 	$(UV_COMPILE) --upgrade --no-deps --output-file tests/support/git_bundle/requirements.txt --quiet tests/support/git_bundle/requirements.in
+	$(UV_COMPILE) --upgrade --no-deps --output-file tests/support/deployment/requirements.txt --quiet tests/support/deployment/requirements.in
 	python -m ackline.spark.jars lock
 
 clean: ## remove the virtual environment and all caches in the tree; the JARs' cache stays

@@ -1,13 +1,17 @@
 """A pipeline in a real Airflow whose tasks wait at gates, in the middle of their work, and what becomes of it."""
 
 import os
+import uuid
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from deltalake import DeltaTable
 
 from ackline.local.airflow_api import POLL_SECONDS
 from ackline.local.airflow_servers import LocalAirflow
+from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
 from ackline.tables.lease import ProcessIdentity
 from ackline.verify.check import Sources, check
@@ -141,3 +145,40 @@ class Gated:
         sources = Sources(bootstrap, audit, self.name, group, [self.name], journal=os.fspath(journal))
         report = check(sources, max_retries=2, settled=settled)
         assert not report.violations, "\n".join(report.violations)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A run that waits at a gate."""
+
+    lane: Gated
+    gate: str
+    run: str
+    process: ProcessIdentity
+
+    @property
+    def calls(self) -> set[int]:
+        """How often a record may be handled if the task at the gate is done again."""
+        return {1, 2} if self.gate == "handling" else {1}
+
+    def wait_for_end_of_process(self) -> None:
+        assert wait_until(lambda: not self.process.alive(), SECONDS), self.gate
+
+    def wait_for_end_of_driver(self) -> None:
+        assert wait_until(lambda: not drivers(self.lane.name), SECONDS), self.gate
+
+
+def gated_pipeline(project: Project, airflow: LocalAirflow, broker: Broker) -> Gated:
+    """A pipeline with three records."""
+    name = f"p{uuid.uuid4().hex[:8]}"
+    broker.create_topic(name)
+    made = Gated(project, airflow, name)
+    made.produce()
+    return made
+
+
+def runs_at(gates: Sequence[str], project: Project, airflow: LocalAirflow, broker: Broker) -> list[Waiting]:
+    """Returns a run of a pipeline of its own for each gate, waiting there: what happens next happens to all at once."""
+    lanes = [(gated_pipeline(project, airflow, broker), gate) for gate in gates]
+    runs = [lane.start_to(gate) for lane, gate in lanes]
+    return [Waiting(lane, gate, run, lane.reached(gate, run)) for (lane, gate), run in zip(lanes, runs, strict=True)]

@@ -3,59 +3,18 @@ database is locked. The independent checker judges what each of these leaves beh
 
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import pytest
 
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
-from ackline.local.processes import wait_until
-from ackline.tables.lease import ProcessIdentity
-from tests.airflow.gated import GATES, SECONDS, Gated, task_of
-from tests.airflow.project import Project, drivers, served_airflow
+from tests.airflow.gated import GATES, Waiting, gated_pipeline, runs_at, task_of
+from tests.airflow.project import Project, served_airflow
 from tests.airflow.served import migrate
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
-
-
-@dataclass(slots=True)
-class Waiting:
-    """A run that waits at a gate."""
-
-    lane: Gated
-    gate: str
-    run: str
-    process: ProcessIdentity
-
-    @property
-    def calls(self) -> set[int]:
-        """How often a record may be handled if the task at the gate is done again."""
-        return {1, 2} if self.gate == "handling" else {1}
-
-    def wait_for_end_of_process(self) -> None:
-        assert wait_until(lambda: not self.process.alive(), SECONDS), self.gate
-
-    def wait_for_end_of_driver(self) -> None:
-        assert wait_until(lambda: not drivers(self.lane.name), SECONDS), self.gate
-
-
-def gated_pipeline(project: Project, airflow: LocalAirflow, broker: Broker) -> Gated:
-    """A pipeline with three records."""
-    name = f"p{uuid.uuid4().hex[:8]}"
-    broker.create_topic(name)
-    made = Gated(project, airflow, name)
-    made.produce()
-    return made
-
-
-def runs_at(gates: Sequence[str], project: Project, airflow: LocalAirflow, broker: Broker) -> list[Waiting]:
-    """Returns a run of a pipeline of its own for each gate, waiting there: what happens next happens to all at once."""
-    lanes = [(gated_pipeline(project, airflow, broker), gate) for gate in gates]
-    runs = [lane.start_to(gate) for lane, gate in lanes]
-    return [Waiting(lane, gate, run, lane.reached(gate, run)) for (lane, gate), run in zip(lanes, runs, strict=True)]
 
 
 # ---- a task is marked or cleared by hand, in the Airflow of the session
