@@ -12,11 +12,12 @@ but the letter, and ends after SEARCH_SECONDS.
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Self
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as ClientPartition
 
 from ackline.errors import ConfigError, TransientError
@@ -24,7 +25,7 @@ from ackline.kafka import clients
 from ackline.kafka.clients import LastError, ackline_error, is_denial, is_transient
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.fetching import Found, Headers, headers_of
-from ackline.kafka.produce import ALL_REPLICAS, MANY_OF_ANY_SIZE, POLL_SECONDS, REFUSED, produce
+from ackline.kafka.produce import ALL_REPLICAS, MANY_OF_ANY_SIZE, POLL_SECONDS, REFUSED, drop_unanswered, produce
 from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.ledger.outcomes import timestamp_of
 
@@ -151,8 +152,7 @@ class DeadLetters:
     def close(self) -> None:
         """Drops the letters that have no answer yet, and closes the connections."""
         for producer in self._producers():
-            producer.purge()
-            producer.flush(1)
+            drop_unanswered(producer)
 
     def send(self, letters: Iterable[Letter]) -> Iterator[Delivery]:
         """Sends each letter and yields the results in the same order; a letter that fails raises nothing.
@@ -187,7 +187,8 @@ class DeadLetters:
     def _serve(self, wait: float) -> None:
         """Handles the broker's answers, and sends each refused letter in its next form."""
         for producer in self._producers():
-            producer.poll(wait if len(producer) else 0)
+            with suppress(KafkaException):  # a fatal error: each letter gets it as its own result, too
+                producer.poll(wait if len(producer) else 0)
         while self._to_resend:
             self._post(self._to_resend.popleft())
 

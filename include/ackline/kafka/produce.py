@@ -3,6 +3,7 @@ dead letters (`ackline.kafka.dead_letters`, which keeps a window of unanswered l
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,16 @@ def produce(
             return
 
 
+def drop_unanswered(producer: Producer) -> None:
+    """Drops the messages that have no answer yet, and closes the connections.
+
+    After a fatal error each call of a producer may raise it again. The results of the messages have named it by then.
+    """
+    with suppress(KafkaException):
+        producer.purge()
+        producer.flush(1)
+
+
 @dataclass(slots=True)
 class Row:
     """A message for a topic. `error` is set where the broker does not have it."""
@@ -96,7 +107,11 @@ class _Sender:
         """Sends rows, and returns those that failed once each has an answer. Raises an AcklineError if one has none."""
         for row in rows:
             produce(self._producer, row.topic, row.key, row.value, row.headers, row.keep_error)
-        if self._producer.flush(self._seconds + 5):
+        try:
+            unanswered = self._producer.flush(self._seconds + 5)
+        except KafkaException as raised:  # a fatal error, as of a login without a right to the topic
+            raise self.error(kafka_error(raised) or KafkaError(KafkaError._FAIL), rows[0].topic) from None
+        if unanswered:
             raise self.error(KafkaError(KafkaError._MSG_TIMED_OUT), rows[0].topic)
         return [row for row in rows if row.error is not None]
 
@@ -107,8 +122,7 @@ class _Sender:
 
     def close(self) -> None:
         """Drops the messages that have no answer yet, and closes the connections."""
-        self._producer.purge()
-        self._producer.flush(1)
+        drop_unanswered(self._producer)
 
 
 def send_answers(config: Mapping[str, object], topic: str, answers: Sequence[tuple[str, str]]) -> None:
