@@ -25,7 +25,7 @@ from ackline.local.broker import Broker
 from ackline.local.processes import free_ports
 from ackline.spark.jvm import make_archive
 from ackline.tables.store import LedgerStore
-from tests.airflow.served import served, served_project, statsd
+from tests.airflow.served import served, served_project, statsd, traces
 from tests.kafka import kafka_log
 from tests.support import class_data
 from tests.support.brokers import Brokers
@@ -66,7 +66,7 @@ settings.load_profile("any machine")
 logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
-__all__ = ["served", "served_project", "statsd"]  # one each in a session, for tests/ui and tests/airflow
+__all__ = ["served", "served_project", "statsd", "traces"]  # one each in a session, for tests/ui and tests/airflow
 
 _TESTS = Path(__file__).parent
 _SPARK = {"spark", "lab", "broker_to_kill", "cluster_of_three", "two_workers", "machines"}
