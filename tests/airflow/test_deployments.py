@@ -1,5 +1,6 @@
 """Deployments of Airflow as teams have them: PostgreSQL, Celery workers, and logins by Flask AppBuilder."""
 
+import sys
 from collections.abc import Iterator
 
 import psutil
@@ -114,6 +115,7 @@ def workers(project: Project, database: dict[str, str]) -> Iterator[tuple[LocalA
                     server.stop(10)
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Redis comes as a wheel for Python 3.11 alone")
 def test_a_celery_worker_that_is_killed_in_mid_handler_loses_nothing_and_the_other_one_goes_on(
     project: Project, broker: Broker, workers: tuple[LocalAirflow, dict[int, Server]]
 ) -> None:
