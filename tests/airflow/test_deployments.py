@@ -1,18 +1,22 @@
-"""Deployments of Airflow as teams have them: PostgreSQL, Celery workers, and logins by Flask AppBuilder."""
+"""Deployments of Airflow as teams have them: PostgreSQL, Celery workers, logs in S3, and logins by Flask AppBuilder."""
 
+import json
 import sys
+import uuid
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from ackline.local.airflow_api import AirflowApi, ApiError
+from ackline.local.airflow_api import POLL_SECONDS, AirflowApi, ApiError
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
-from ackline.local.processes import Server
-from tests.airflow.gated import gated_pipeline, runs_at
-from tests.airflow.project import Project, served_airflow
+from ackline.local.processes import Server, wait_until
+from tests.airflow.gated import SECONDS, gated_pipeline, runs_at
+from tests.airflow.project import CANARY, Project, served_airflow
+from tests.airflow.test_no_leaks import found_in, objects_of
 from tests.support.deployment import stack
+from tests.support.object_store.store import KEY, REGION, SECRET, ObjectStore
 from tests.ui.test_page import VIEWS, get
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
@@ -98,7 +102,28 @@ def of_lane(path: str, name: str) -> str:
 
 
 @pytest.fixture
-def workers(project: Project, database: dict[str, str]) -> Iterator[tuple[LocalAirflow, dict[int, Server]]]:
+def logs(s3_server: ObjectStore) -> str:
+    """The folder in the object store to which tasks send their logs."""
+    return f"{s3_server.bucket(f'bucket-{uuid.uuid4()}')}/logs"
+
+
+def logging_to(folder: str, store: ObjectStore) -> dict[str, str]:
+    """Returns the settings by which logs go to a folder of an object store, and do not stay on the worker."""
+    extra = {"endpoint_url": store.endpoint, "region_name": REGION}
+    connection = {"conn_type": "aws", "login": KEY, "password": SECRET, "extra": extra}
+    return {
+        "AIRFLOW_CONN_LOGS": json.dumps(connection),
+        "AIRFLOW__LOGGING__REMOTE_LOGGING": "True",
+        "AIRFLOW__LOGGING__REMOTE_BASE_LOG_FOLDER": folder,
+        "AIRFLOW__LOGGING__REMOTE_LOG_CONN_ID": "logs",
+        "AIRFLOW__LOGGING__DELETE_LOCAL_LOGS": "True",
+    }
+
+
+@pytest.fixture
+def workers(
+    project: Project, database: dict[str, str], logs: str, s3_server: ObjectStore
+) -> Iterator[tuple[LocalAirflow, dict[int, Server]]]:
     """An Airflow whose tasks run on two Celery workers, and these by their process ids."""
     with stack.redis(project.folder) as queue:
         celery = {
@@ -106,7 +131,8 @@ def workers(project: Project, database: dict[str, str]) -> Iterator[tuple[LocalA
             "AIRFLOW__CELERY__BROKER_URL": queue,
             "AIRFLOW__CELERY__RESULT_BACKEND": f"db+{database['AIRFLOW__DATABASE__SQL_ALCHEMY_CONN']}",
         }
-        with served_airflow(project.folder / "airflow", project, {**SOON, **database, **celery}) as deployed:
+        settings = {**SOON, **database, **celery, **logging_to(logs, s3_server)}
+        with served_airflow(project.folder / "airflow", project, settings) as deployed:
             started = [stack.worker(deployed, name) for name in ("one", "two")]
             try:
                 yield deployed, {server.pid: server for server in started}
@@ -117,8 +143,11 @@ def workers(project: Project, database: dict[str, str]) -> Iterator[tuple[LocalA
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Redis comes as a wheel for Python 3.11 alone")
 def test_a_celery_worker_that_is_killed_in_mid_handler_loses_nothing_and_the_other_one_goes_on(
-    project: Project, broker: Broker, workers: tuple[LocalAirflow, dict[int, Server]]
-) -> None:
+    project: Project, broker: Broker, workers: tuple[LocalAirflow, dict[int, Server]], logs: str,
+    s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The other worker does replay again, and settles. The logs of all three steps arrive in the object store, where
+    Airflow's page finds them, and hold no secret (I13)."""
     deployed, servers = workers
     [waiting] = runs_at(("handling",), project, deployed, broker)
     above = {parent.pid for parent in psutil.Process(waiting.process.pid).parents()}
@@ -129,3 +158,15 @@ def test_a_celery_worker_that_is_killed_in_mid_handler_loses_nothing_and_the_oth
     waiting.lane.open("handling")
     assert waiting.lane.wait(waiting.run) == "success"
     waiting.lane.check_all_acked(3, waiting.calls)
+
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    tries = {"plan": 1, "replay": 2, "settle": 1}
+    names = {
+        f"object /dag_id={waiting.lane.dag}/run_id={waiting.run}/task_id={task}/attempt={n}.log"
+        for task, n in tries.items()
+    }
+    assert wait_until(lambda: names <= dict(objects_of(logs)).keys(), SECONDS, POLL_SECONDS), dict(objects_of(logs))
+    secrets = {"of Kafka": CANARY, "of the store": SECRET}
+    assert {name: found for name, content in objects_of(logs) if (found := found_in(content, secrets))} == {}
+    assert "Spark-Submit cmd" in deployed.log(waiting.lane.dag, waiting.run, "replay", 2)
