@@ -167,5 +167,7 @@ def test_a_celery_worker_that_is_killed_in_mid_handler_loses_nothing_and_the_oth
     }
     assert wait_until(lambda: names <= dict(objects_of(logs)).keys(), SECONDS, POLL_SECONDS), dict(objects_of(logs))
     secrets = {"of Kafka": CANARY, "of the store": SECRET}
-    assert {name: found for name, content in objects_of(logs) if (found := found_in(content, secrets))} == {}
+    for name, content in objects_of(logs):
+        # Airflow puts stars where a task logs a secret of a connection as it is: that is a leak, too.
+        assert (found_in(content, secrets), b"***" in content) == (set(), False), name
     assert "Spark-Submit cmd" in deployed.log(waiting.lane.dag, waiting.run, "replay", 2)
