@@ -1,6 +1,5 @@
 """Whatever stands still is found without a run, and is the first line of status, explain and doctor."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -440,18 +439,3 @@ def test_the_overview_calls_a_pipeline_stopped_whose_every_run_stops(ackline: Me
     ackline.lane = with_a_refused_letter()
     (pipeline,) = ackline("status", "--json").json["pipelines"]
     assert (pipeline["health"], pipeline["stands_still"]["reason"]) == ("undelivered", "DeadLetters")
-
-
-def test_doctor_of_a_pipeline_fails_for_that_one_alone_and_names_the_remedy_of_a_missing_topic(
-    ackline: MemoryCommand, tmp_path: Path
-) -> None:
-    (tmp_path / "other.yaml").write_text("name: other\nnonsense: 1\n")
-    ackline.lane.topics = ["ordres"]
-    checks = json.loads(ackline("doctor", "lane", "--json").output)
-    (other,) = [check for check in checks if check["check"] == "pipeline file"]
-    assert (other["ok"], other["detail"].startswith("warning: ")) == (True, True)
-    (topic,) = [check for check in checks if check["check"] == "topic ordres"]
-    assert topic["detail"].startswith("missing; correct its name or the connection, or create it")
-    assert topic["detail"].endswith("; did you mean orders?")
-    (own,) = [check for check in json.loads(ackline("doctor", "--json").output) if check["check"] == "pipeline file"]
-    assert not own["ok"]

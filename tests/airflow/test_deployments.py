@@ -1,7 +1,6 @@
 """Deployments of Airflow as teams have them: PostgreSQL, Celery workers, logs in S3, and logins by Flask AppBuilder."""
 
 import json
-import sys
 import uuid
 from collections.abc import Iterator
 
@@ -74,7 +73,7 @@ def test_with_postgresql_and_roles_a_killed_scheduler_loses_nothing_and_a_reader
 
 def check_reader(deployed: LocalAirflow, name: str, hidden: str) -> None:
     """Checks that the reader has one pipeline on each route of the page and in Airflow's REST API, the administrator
-    both, and nobody else anything."""
+    both, and a request without a login none."""
     reader = AirflowApi(deployed.url, *READER)
     for path in VIEWS.values():
         shown, not_shown = (f"/ackline{of_lane(path, each)}" for each in (name, hidden))
@@ -140,7 +139,6 @@ def workers(
                     server.stop(10)
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Redis comes as a wheel for Python 3.11 alone")
 def test_a_celery_worker_that_is_killed_in_mid_handler_loses_nothing_and_the_other_one_goes_on(
     project: Project, broker: Broker, workers: tuple[LocalAirflow, dict[int, Server]], logs: str,
     s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch,

@@ -163,3 +163,18 @@ def test_a_folder_without_a_pipeline_is_an_error_of_the_machine(ackline: MemoryC
 
 def test_all_and_a_name_exclude_one_another(ackline: MemoryCommand) -> None:
     assert ackline("doctor", "lane", "--all", "--json").error["key"] == "--all"
+
+
+def test_doctor_of_a_pipeline_fails_for_that_one_alone_and_names_the_remedy_of_a_missing_topic(
+    ackline: MemoryCommand, tmp_path: Path
+) -> None:
+    (tmp_path / "other.yaml").write_text("name: other\nnonsense: 1\n")
+    ackline.lane.topics = ["ordres"]
+    checks = json.loads(ackline("doctor", "lane", "--json").output)
+    (other,) = [check for check in checks if check["check"] == "pipeline file"]
+    assert (other["ok"], other["detail"].startswith("warning: ")) == (True, True)
+    (topic,) = [check for check in checks if check["check"] == "topic ordres"]
+    assert topic["detail"].startswith("missing; correct its name or the connection, or create it")
+    assert topic["detail"].endswith("; did you mean orders?")
+    (own,) = [check for check in json.loads(ackline("doctor", "--json").output) if check["check"] == "pipeline file"]
+    assert not own["ok"]

@@ -194,7 +194,7 @@ def backfill_pipeline(pipeline: Pipeline, arguments: BackfillArguments, max_rate
     Each outcome becomes a row, because the account of the lane and `ackline diff` count rows. What retention took is
     recorded: it was shown before the backfill began. Another handler takes the place of the file's `handler` and
     `streams`, and keeps its `decode` and `filter`. Raises ConfigError for a handler or a dead-letter topic that the
-    file does not list, as whoever may start a backfill could else have records copied to any topic, and for a
+    file does not list, because a user who may start a backfill could else have records copied to any topic, and for a
     dead-letter topic that the pipeline reads.
     """
     changes: dict[str, object] = {"record_outcomes": True, "on_expired": "record", "max_offset_behind": None}

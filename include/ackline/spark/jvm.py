@@ -53,7 +53,7 @@ def archive_options() -> list[str]:
     """Returns the options by which a JVM of Spark uses the archive; none if there is no archive for this Java."""
     try:
         found = archive()
-    except AcklineError:  # without Java, whoever starts Spark says so
+    except AcklineError:  # there is no Java: the start of Spark raises this with its advice
         return []
     return [f"-XX:SharedArchiveFile={found}", *_SILENT.split()] if found is not None else []
 

