@@ -53,7 +53,7 @@ class Command:
 
     def processes(self) -> list[psutil.Process]:
         """Returns what still runs of the command: it began a session, which all that it has started are in."""
-        return [each for each in psutil.process_iter() if self._has_started(each)]
+        return [each for each in psutil.process_iter(["name"]) if self._has_started(each)]
 
     def _has_started(self, process: psutil.Process) -> bool:
         try:
@@ -116,7 +116,7 @@ def test_a_second_run_waits_for_the_first_and_no_record_is_handled_twice(lane: L
 def test_ctrl_c_while_spark_starts_prints_no_traceback_and_leaves_no_process(lane: Lab, jvm: bool) -> None:
     with Command(lane, "run", lane.name) as run:
         assert wait_until(lambda: run.errors == [STARTING], SECONDS)
-        assert not jvm or wait_until(lambda: any("java" in each.name() for each in run.processes()), SECONDS)
+        assert not jvm or wait_until(lambda: any(each.info["name"] == "java" for each in run.processes()), SECONDS)
         run.interrupt()
         assert run.end() == 130, run.errors
         assert wait_until(lambda: not run.processes(), SECONDS), "a JVM is left"

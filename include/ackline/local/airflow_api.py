@@ -100,6 +100,10 @@ class AirflowApi:
         self.wait_for_dag(dag_id, seconds)
         self.call("PATCH", f"/dags/{_quoted(dag_id)}", {"is_paused": False})
 
+    def pause(self, dag_id: str) -> None:
+        """Starts no further run of the DAG. Airflow does not go on with a run that is under way, either."""
+        self.call("PATCH", f"/dags/{_quoted(dag_id)}", {"is_paused": True})
+
     def trigger(self, dag_id: str, conf: dict[str, object] | None = None) -> str:
         """Starts a manual run without a data interval, and returns its run id."""
         body = {"logical_date": None, "conf": conf or {}}

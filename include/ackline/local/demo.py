@@ -30,6 +30,7 @@ from ackline.local.connection import demo_folder
 from ackline.local.demo_report import RunReader, prove_outputs
 from ackline.local.dev import PARTITIONS, stop_demo
 from ackline.local.events import shop_orders
+from ackline.local.processes import wait_until
 from ackline.pipeline.folder import find_pipeline, project_root
 from ackline.pipeline.pipeline import Pipeline
 
@@ -130,7 +131,8 @@ def _run(console: Console, keep: bool, cleanup: ExitStack) -> bool:
     console.print(f"Airflow is up at {airflow.url} (login {USERNAME}, password {airflow.password}).\n")
     reader = RunReader(broker.bootstrap, str(folder / "audit"), orders)
     _run_until_settled(console, airflow, reader)
-    proved = _check_and_show(console, reader, counts)
+    with _paused(airflow, reader):
+        proved = _check_and_show(console, reader, counts)
     proved &= _run_shop(console, broker, airflow, RunReader(broker.bootstrap, reader.audit, shop))
     console.print(f"\n{time.monotonic() - started:.0f} s in all.")
     if keep:
@@ -144,8 +146,9 @@ def _run_shop(console: Console, broker: Broker, airflow: LocalAirflow, reader: R
     produced = list(shop_orders(SHOP_RECORDS))
     counts = _produce(console, broker, reader.pipeline, produced)
     _run_until_settled(console, airflow, reader)
-    proved = _check_and_show(console, reader, counts)
-    outputs = prove_outputs(reader.audit, reader.pipeline.name, produced)
+    with _paused(airflow, reader):
+        proved = _check_and_show(console, reader, counts)
+        outputs = prove_outputs(reader.audit, reader.pipeline.name, produced)
     for sentence in outputs.differences:
         console.print(f"[red]{sentence}[/]")
     if not outputs.differences:
@@ -189,7 +192,7 @@ def _airflow(folder: Path, root: Path, broker: Broker, pipeline: Pipeline, keep:
 
 def _run_until_settled(console: Console, airflow: LocalAirflow, reader: RunReader) -> None:
     """Shows one run after the other until all is settled. The schedule starts a run, or the demo triggers one."""
-    dag = f"replay__{reader.pipeline.name}"
+    dag = _dag(reader)
     airflow.wait_for_dag(dag)
     airflow.trigger(dag)  # before `unpause`, after which the schedule may start a run beside it
     airflow.unpause(dag)
@@ -207,6 +210,33 @@ def _run_until_settled(console: Console, airflow: LocalAirflow, reader: RunReade
             show.wait_until(console, view.next_due)
             airflow.trigger(dag)
     raise FatalError(f"after {MAX_RUNS} runs not all is settled")
+
+
+@contextmanager
+def _paused(airflow: LocalAirflow, reader: RunReader) -> Iterator[None]:
+    """Pauses the DAG between two of its runs: the checker would find the turn of a run open that is under way.
+
+    Airflow does not go on with a run whose DAG is paused. So the DAG waits for a run that the schedule has started, and
+    is paused once no run is left. Raises FatalError after `RUN_SECONDS`.
+    """
+    dag = _dag(reader)
+
+    def pause_between_runs() -> bool:
+        if set(airflow.runs(dag).values()) <= set(ENDED):
+            airflow.pause(dag)
+            if set(airflow.runs(dag).values()) <= set(ENDED):
+                return True
+            airflow.unpause(dag)  # the schedule came between the question and the pause
+        return False
+
+    if not wait_until(pause_between_runs, RUN_SECONDS, POLL_SECONDS):
+        raise FatalError(f"the runs of {dag} did not end within {RUN_SECONDS:.0f} s; they are {airflow.runs(dag)}")
+    yield
+    airflow.unpause(dag)
+
+
+def _dag(reader: RunReader) -> str:
+    return f"replay__{reader.pipeline.name}"
 
 
 def _wait_for_next_run(console: Console, airflow: LocalAirflow, dag: str, shown: set[str]) -> str:
