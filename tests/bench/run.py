@@ -1,151 +1,140 @@
-"""`make bench`, first part: the throughput of `ackline run` in ratios to other programs, on one topic of JSON records.
+"""`make bench`, first part: what a record costs in each tier, beside other programs, and where the cost goes.
 
-All sides read with the same settings of the Kafka client and call `json.loads` for each record. Each ratio is a median
-of interleaved rounds. Ratios are comparable between machines; the times beside them are not.
+All sides read one topic of JSON records with the same settings of the Kafka client. Judged is CPU, in microseconds a
+record and in ratios, and speed in ratios. Each figure is a median of interleaved rounds. Ratios are comparable between
+machines; microseconds are not.
 """
 
 import multiprocessing
 import os
-import statistics
 import sys
-import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import replace
 from multiprocessing.pool import Pool
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from pyspark.sql import SparkSession
 from rich.console import Console
-from rich.table import Table
 
 from ackline.local.broker import Broker
 from ackline.spark.session import open_session
-from tests.bench.figures import sizes_from
+from tests.bench import sides as programs
+from tests.bench.figures import Figure, show_figures, sizes_from
 from tests.bench.plain import plain_loop
-from tests.bench.sides import ackline_run, noop_sink
+from tests.bench.programs import Side, cpu_ratio, interleave, speed_ratio
 from tests.bench.topic import Subject, produce
 
 PARTITIONS = 4
 PROCESSES = 2
-VERDICTS = {True: "met", False: "missed", None: ""}
-
-
-@dataclass(slots=True)
-class Side:
-    """A program that is measured. `run` handles all records once and returns how many it has handled."""
-
-    name: str
-    run: Callable[[], int]
-    seconds: list[float] = field(default_factory=list)
-
-    def measure(self, records: int) -> None:
-        """Runs the program and keeps its time. Exits if it has not handled all records: then its time means nothing."""
-        start = time.perf_counter()
-        handled = self.run()
-        self.seconds.append(time.perf_counter() - start)
-        if handled != records:
-            sys.exit(f"{self.name} handled {handled} of {records} records")
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A ratio of two sides in each round, and its aim. `met` is None without an aim."""
-
-    name: str
-    values: list[float]
-    aim: str
-    met: bool | None
-
-    @property
-    def median(self) -> float:
-        """The median of the rounds."""
-        return statistics.median(self.values)
-
-
-def ratios(run: Side, noop: Side, loop: Side, isolated: Side, unchecked: Side) -> list[Ratio]:
-    """Returns the ratios: the time to that of the noop sink, the throughput to that of the plain loop, the throughput
-    with an isolated handler to that without, and the throughput with check.crcs on to that with it off."""
-    beside_noop = [a / b for a, b in zip(run.seconds, noop.seconds, strict=True)]
-    beside_loop = [b / a for a, b in zip(run.seconds, loop.seconds, strict=True)]
-    checked_rate = [b / a for a, b in zip(run.seconds, unchecked.seconds, strict=True)]
-    isolated_rate = [b / a for a, b in zip(isolated.seconds, run.seconds, strict=True)]
-    return [
-        Ratio("time of ackline run / of noop sink", beside_noop, "≤ 1.4", statistics.median(beside_noop) <= 1.4),
-        Ratio("throughput of ackline run / of plain loop", beside_loop, "≥ 1.2", statistics.median(beside_loop) >= 1.2),
-        Ratio(
-            "throughput isolated, with a time limit / not",
-            isolated_rate,
-            "≥ 0.33",
-            statistics.median(isolated_rate) >= 1 / 3,
-        ),
-        Ratio("throughput with check.crcs on / off", checked_rate, "", None),
-    ]
+LOOP, NOOP, JAVA = (
+    f"plain loop, {PROCESSES} processes: json.loads",
+    "noop sink: json.loads",
+    "Java consumer, one thread",
+)
+READS, MOVES, SMALL = "Spark reads", "Spark moves columns to Python", "a turn of one record a partition"
+NOTHING, JSON, DECODED = "record: nothing", "record: json.loads", "record: decode: json"
+ISOLATED, UNCHECKED = "record: json.loads, isolated", "record: json.loads, check.crcs off"
+ARROW, ARROW_JSON, COLUMN = "Arrow: nothing", "Arrow: json.loads", "column: nothing"
+TIERS: dict[str, dict[str, Any]] = {
+    NOTHING: {"handler": "nothing"},
+    JSON: {"handler": "handle"},
+    DECODED: {"handler": "nothing", "decode": {"value": "json"}},
+    ARROW: {"handler": "nothing_batch"},
+    ARROW_JSON: {"handler": "handle_batch"},
+    COLUMN: {"handler": "nothing_column"},
+    ISOLATED: {"handler": "handle", "record_timeout": "30s"},
+    UNCHECKED: {"handler": "handle", "properties": {"check.crcs": False}},
+}
+"""The settings of each side that is an `ackline run`."""
 
 
 def main() -> None:
-    """Measures all sides and prints the table."""
+    """Measures all sides and prints the tables."""
     options = sizes_from(
-        "run", __doc__, records=(2_000_000, "records of about 190 bytes"), pairs=(7, "interleaved rounds"),
+        "run", __doc__, records=(1_000_000, "records of about 190 bytes"), rounds=(5, "interleaved rounds"),
         warm_up=(2, "rounds that do not count"),
     )  # fmt: skip
     os.environ["PYSPARK_PYTHON"] = sys.executable
     console = Console()
-    with TemporaryDirectory(prefix="ackline-bench-") as folder, Broker(Path(folder) / "broker", heap_mb=1024) as broker:
+    with ExitStack() as opened:
+        folder = Path(opened.enter_context(TemporaryDirectory(prefix="ackline-bench-")))
+        broker = opened.enter_context(Broker(folder / "broker", heap_mb=1024))
         topic = f"bench-{uuid.uuid4().hex[:8]}"
         broker.create_topic(topic, PARTITIONS)
         produce(broker.bootstrap, topic, options.records, PARTITIONS)
+        subject = Subject(broker.bootstrap, topic, PARTITIONS, options.records, folder)
         spark = open_session("ackline-bench")
-        pool = multiprocessing.get_context("spawn").Pool(PROCESSES)
-        try:
-            subject = Subject(broker.bootstrap, topic, PARTITIONS, options.records, Path(folder))
-            sides = measure(spark, pool, subject, options.pairs, options.warm_up, console)
-        finally:
-            pool.terminate()
-            pool.join()
-            spark.stop()
-    show(console, options.records, sides)
+        opened.callback(spark.stop)
+        pool = opened.enter_context(multiprocessing.get_context("spawn").Pool(PROCESSES))
+        read = opened.enter_context(programs.java_consumer(subject))
+        sides = {side.name: side for side in sides_of(spark, pool, read, subject)}
+        interleave(list(sides.values()), options.rounds, options.warm_up, console)
+    show_figures(console, f"{options.records:,} JSON records, {options.rounds} interleaved rounds", costs(sides))
+    show_figures(console, "beside other programs", ratios(sides))
+    show_figures(console, f"where the cost of `{JSON}` goes", budget(sides))
 
 
-def measure(
-    spark: SparkSession, pool: Pool, subject: Subject, pairs: int, warm_up: int, console: Console
-) -> list[Side]:
-    """Runs each side once a round, beginning with another one each time, so that none always follows the same one."""
+def sides_of(spark: SparkSession, pool: Pool, read: Callable[[], int], subject: Subject) -> list[Side]:
+    """Returns the programs that are measured; `read` is Java's consumer."""
+    few = replace(subject, records=PARTITIONS)
     sides = [
-        Side("ackline run", lambda: ackline_run(spark, subject)),
-        Side("noop sink", lambda: noop_sink(spark, subject)),
-        Side(f"plain loop, {PROCESSES} processes", lambda: plain_loop(pool, PROCESSES, subject)),
-        Side("ackline run, isolated", lambda: ackline_run(spark, subject, record_timeout="30s")),
-        Side("ackline run, check.crcs off", lambda: ackline_run(spark, subject, check_crcs=False)),
+        Side(LOOP, lambda: plain_loop(pool, PROCESSES, subject), subject.records),
+        Side(NOOP, lambda: programs.noop_sink(spark, subject), subject.records),
+        Side(JAVA, read, subject.records),
+        Side(READS, lambda: programs.spark_reads(spark, subject), subject.records),
+        Side(MOVES, lambda: programs.spark_moves(spark, subject), subject.records),
+        Side(SMALL, lambda: programs.ackline_run(spark, few), few.records),
     ]
-    for number in range(warm_up + pairs):
-        first = number % len(sides)
-        for side in sides[first:] + sides[:first]:
-            side.measure(subject.records)
-        if number < warm_up:
-            for side in sides:
-                side.seconds.clear()
-            console.print(f"warm-up {number + 1} of {warm_up}", style="dim")
-        else:
-            times = ", ".join(f"{side.name} {side.seconds[-1]:.2f} s" for side in sides)
-            console.print(f"pair {number + 1 - warm_up} of {pairs}: {times}", style="dim")
+    for name, settings in TIERS.items():
+        sides.append(Side(name, _run_of(spark, subject, settings), subject.records))
     return sides
 
 
-def show(console: Console, records: int, sides: list[Side]) -> None:
-    """Prints the table."""
-    table = Table(title=f"{records:,} JSON records, {len(sides[0].seconds)} interleaved pairs")
-    for name in ("ratio", "median", "spread", "aim", ""):
-        table.add_column(name)
-    for ratio in ratios(*sides):
-        spread = f"{min(ratio.values):.2f} – {max(ratio.values):.2f}"
-        table.add_row(ratio.name, f"{ratio.median:.2f}", spread, ratio.aim, VERDICTS[ratio.met])
-    for side in sides:
-        rates = sorted(records / seconds / 1000 for seconds in side.seconds)
-        middle = f"{statistics.median(rates):.0f}"
-        table.add_row(f"{side.name}, thousand records/s", middle, f"{rates[0]:.0f} – {rates[-1]:.0f}", "", "")
-    console.print(table)
+def _run_of(spark: SparkSession, subject: Subject, settings: dict[str, Any]) -> Callable[[], int]:
+    handler = f"{programs.__name__}:{settings['handler']}"
+    return lambda: programs.ackline_run(spark, subject, **{**settings, "handler": handler})
+
+
+def costs(sides: dict[str, Side]) -> list[Figure]:
+    """Returns the CPU of each side, and the aims for what Ackline itself costs in a tier."""
+    aims = {NOTHING: 3.0, ARROW: 3.0}
+    return [side.figure(most=aims.get(name)) for name, side in sides.items() if name != SMALL]
+
+
+def ratios(sides: dict[str, Side]) -> list[Figure]:
+    """Returns the figures that compare Ackline with other programs, and its own settings with each other."""
+    loop, run = sides[LOOP], sides[JSON]
+    return [
+        cpu_ratio("record: json.loads / the loop", run, loop, most=0.85),
+        cpu_ratio("record: decode: json / the loop", sides[DECODED], loop, most=0.6),
+        cpu_ratio("column: nothing / Java's consumer", sides[COLUMN], sides[JAVA], most=1.6),
+        cpu_ratio("record: json.loads / the noop sink", run, sides[NOOP]),
+        cpu_ratio("Arrow: json.loads / the noop sink", sides[ARROW_JSON], sides[NOOP]),
+        cpu_ratio("record: json.loads, isolated / not", sides[ISOLATED], run),
+        cpu_ratio("record: json.loads, check.crcs on / off", run, sides[UNCHECKED]),
+        speed_ratio("record: json.loads / the loop", run, loop, least=1.2),
+        speed_ratio("record: json.loads / the noop sink", run, sides[NOOP], least=1 / 1.4),
+        speed_ratio("record: json.loads, isolated / not", sides[ISOLATED], run, least=0.33),
+    ]
+
+
+def budget(sides: dict[str, Side]) -> list[Figure]:
+    """Returns where the CPU of a record goes. Each part is the difference of two sides that differ in this part."""
+    micros = {name: side.micros for name, side in sides.items()}
+    turn = micros[SMALL] * sides[SMALL].records / sides[JSON].records
+    parts = {
+        "read: Kafka to the JVM": micros[READS],
+        "JVM → Python": micros[MOVES] - micros[READS],
+        "plan, settle, commit, and Spark's start of a job": turn,
+        "outcomes and their files": micros[ARROW] - micros[MOVES] - turn,
+        "a `Record`, and the call": micros[NOTHING] - micros[ARROW],
+        "the handler": micros[JSON] - micros[NOTHING],
+    }
+    return [Figure(name, value, "CPU µs a record") for name, value in parts.items()]
 
 
 if __name__ == "__main__":

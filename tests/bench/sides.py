@@ -1,18 +1,23 @@
-"""The sides with Spark. Each function handles all records of the topic once and returns how many there were."""
+"""The sides with Spark, and Java's consumer. Each handles all records of the topic once and returns how many."""
 
 import json
+import subprocess
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import yaml
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.functions import lit
 
-from ackline import Record
+from ackline import Record, arrow_handler, column_handler
 from ackline.lane.adapters import open_adapters
 from ackline.pipeline.pipeline import load
-from ackline.spark.lineage import fresh_records, source_options
+from ackline.spark import jars
+from ackline.spark.lineage import TUNED, for_python, fresh_records, source_options
 from ackline.steps import run as run_step
 from tests.bench.topic import ISOLATION, Subject
 
@@ -22,10 +27,34 @@ def handle(record: Record) -> None:
     json.loads(record.value)
 
 
-def ackline_run(spark: SparkSession, subject: Subject, *, check_crcs: bool = True, **more: Any) -> int:
+def nothing(record: Record) -> None:
+    """Does nothing with a record."""
+
+
+@arrow_handler
+def handle_batch(batch: pa.RecordBatch) -> list[str]:
+    """Parses the value of each row."""
+    for value in batch.column("value").to_pylist():
+        json.loads(value)
+    return ["acked"] * batch.num_rows
+
+
+@arrow_handler
+def nothing_batch(batch: pa.RecordBatch) -> list[str]:
+    """Does nothing with a batch."""
+    return ["acked"] * batch.num_rows
+
+
+@column_handler
+def nothing_column(records: DataFrame) -> Column:
+    """Acks each row."""
+    return lit("acked")
+
+
+def ackline_run(spark: SparkSession, subject: Subject, handler: str = f"{__name__}:handle", **more: Any) -> int:
     """Does a whole `ackline run` in this process: plan, replay, settle and the group's commit.
 
-    Returns how many records were acked. `more` are settings.
+    Returns how many records were acked. `more` are settings; those in `properties` are the Kafka client's.
     """
     name = f"bench-{uuid.uuid4().hex[:8]}"
     settings = {
@@ -35,9 +64,9 @@ def ackline_run(spark: SparkSession, subject: Subject, *, check_crcs: bool = Tru
             "group_id": name,
             "topics": [subject.topic],
             "isolation": ISOLATION,
-            "properties": {} if check_crcs else {"check.crcs": False},
+            "properties": more.pop("properties", {}),
         },
-        "handler": f"{__name__}:handle",
+        "handler": handler,
         "dead_letter": "none",
         "start": "earliest",
         "max_records_per_run": subject.records,
@@ -50,19 +79,67 @@ def ackline_run(spark: SparkSession, subject: Subject, *, check_crcs: bool = Tru
     return ran.outcomes["acked"]
 
 
-def noop_sink(spark: SparkSession, subject: Subject) -> int:
-    """Calls the handler for what Spark's Kafka source reads, and writes nothing."""
+def _records(spark: SparkSession, subject: Subject) -> DataFrame:
+    options = source_options({"bootstrap.servers": subject.bootstrap}, ISOLATION)
+    return fresh_records(spark, subject.ranges, options)
 
+
+def spark_reads(spark: SparkSession, subject: Subject) -> int:
+    """Reads the records in the JVM alone. Returns how many the topic has: the source fails if one is missing."""
+    _records(spark, subject).write.format("noop").mode("overwrite").save()
+    return subject.records
+
+
+def spark_moves(spark: SparkSession, subject: Subject) -> int:
+    """Moves the columns that Ackline reads to a Python worker, which counts the rows."""
+    return _in_python(spark, for_python(_records(spark, subject), with_topic=False), lambda batch: None)
+
+
+def noop_sink(spark: SparkSession, subject: Subject) -> int:
+    """Calls `json.loads` for what Spark's Kafka source reads, and writes nothing."""
+
+    def parse(batch: pa.RecordBatch) -> None:
+        for value in batch.column("value").to_pylist():
+            json.loads(value)
+
+    return _in_python(spark, _records(spark, subject).select("value"), parse)
+
+
+def _in_python(spark: SparkSession, records: DataFrame, use: Callable[[pa.RecordBatch], None]) -> int:
     handled = spark.sparkContext.accumulator(0)
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for value in batch.column("value").to_pylist():
-                json.loads(value)
+            use(batch)
             handled.add(batch.num_rows)
             yield pa.RecordBatch.from_pydict({"handled": [batch.num_rows]})
 
-    options = source_options({"bootstrap.servers": subject.bootstrap}, ISOLATION)
-    records = fresh_records(spark, subject.ranges, options).select("value")
     records.mapInArrow(task, "handled long").write.format("noop").mode("overwrite").save()
     return int(handled.value)
+
+
+@contextmanager
+def java_consumer(subject: Subject) -> Iterator[Callable[[], int]]:
+    """Keeps a JVM with a consumer of one thread; each call of what is yielded reads all records once."""
+    settings = {"bootstrap.servers": subject.bootstrap, "isolation.level": ISOLATION, "group.id": "one-thread"} | TUNED
+    command = [
+        jars.java(), "-cp", jars.broker_classpath(), "-Dlog4j2.level=ERROR",
+        str(Path(__file__).with_name("OneThread.java")), str(subject.partitions), subject.topic, str(subject.records),
+        *(f"{name}={value}" for name, value in settings.items()),
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked, answers = process.stdin, process.stdout
+
+        def read() -> int:
+            asked.write("\n")
+            asked.flush()
+            return int(answers.readline())
+
+        try:
+            yield read
+        finally:
+            asked.close()  # the program ends with its input

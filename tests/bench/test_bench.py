@@ -14,7 +14,7 @@ PARTS = [
     pytest.param("queries", "--rows 100000", id="queries"),
     pytest.param("interleaved", "--rows 100000 --turns 5", id="interleaved"),
     pytest.param("pipelines", "--files 10", id="pipelines"),
-    pytest.param("run", "--records 20000 --pairs 1 --warm-up 0", id="run", marks=pytest.mark.real),
+    pytest.param("run", "--records 20000 --rounds 1 --warm-up 0", id="run", marks=pytest.mark.real),
     pytest.param("partitions", "--partitions 10 --runs 1", id="partitions", marks=[pytest.mark.real, pytest.mark.deep]),
     pytest.param(
         "trees", "--records 1000 --rounds 1 --warm-up 0 --edges 100000",

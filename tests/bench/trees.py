@@ -1,23 +1,20 @@
 """`make bench`, part of the trees: what tracking costs beside the same steps in plain PySpark, and how much memory
 Python needs for ten million edges of a turn.
 
-Times are CPU seconds of the driver, the JVM and Spark's Python workers together, so they depend little on what else the
-machine does. Each ratio is a median of interleaved rounds. The sides are in `tests.bench.tree_sides`. Both write the
-rows of the last step to a Delta table; Ackline writes its outcomes, too.
+The sides are in `tests.bench.tree_sides`. Both write the rows of the last step to a Delta table; Ackline writes its
+outcomes, too.
 """
 
 import json
 import multiprocessing
 import os
 import random
-import statistics
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,36 +26,18 @@ from rich.console import Console
 from ackline.local.broker import Broker
 from ackline.spark.session import open_session
 from tests.bench.figures import MIB, Figure, show_figures, sizes_from
+from tests.bench.programs import Side, cpu_ratio, interleave, processes, speed_ratio
 from tests.bench.topic import Subject
 from tests.bench.tree_sides import OUTPUTS, STEPS, ackline_run, plain_pyspark
 
 FAN_OUT = 3
-RATIO_AIM, MEMORY_AIM = 1.3, 2048
+RATIO_AIM, MEMORY_AIM = 1.5, 2048
 """Times the CPU of plain PySpark; MiB of Python in all."""
 EDGES = 10_000_000
 EDGES_A_RECORD = 2 * 5
 """An order of the memory's topic has five lines, and each line is a tuple of two steps."""
 PARTITIONS = 2
 POLL_SECONDS = 0.2
-
-
-@dataclass(slots=True)
-class Side:
-    """A program that is measured: `run` handles all records once and returns how many it has handled."""
-
-    name: str
-    run: Callable[[], int]
-    cpu: list[float] = field(default_factory=list)
-    wall: list[float] = field(default_factory=list)
-
-    def measure(self, records: int) -> None:
-        """Runs the program and keeps its times. Exits if it has not handled all records."""
-        cpu, begun = cpu_seconds(), time.perf_counter()
-        handled = self.run()
-        self.wall.append(time.perf_counter() - begun)
-        self.cpu.append(cpu_seconds() - cpu)
-        if handled != records:
-            sys.exit(f"{self.name} handled {handled} of {records} records")
 
 
 def main() -> None:
@@ -123,23 +102,15 @@ def _produce(bootstrap: str, topic: str, count: int, lines: int) -> None:
 
 
 def times(spark: SparkSession, subject: Subject, rounds: int, warm_up: int, console: Console) -> list[Figure]:
-    """Runs each side once a round, in turn as the first, and returns the ratios."""
-    sides = [
-        Side("ackline run", lambda: ackline_run(spark, subject, steps=STEPS, outputs=OUTPUTS)),
-        Side("plain PySpark", lambda: plain_pyspark(spark, subject)),
-    ]
-    for number in range(warm_up + rounds):
-        for side in sides if number % 2 else reversed(sides):
-            side.measure(subject.records)
-        shown = ", ".join(f"{side.name} {side.cpu[-1]:.1f} CPU s, {side.wall[-1]:.1f} s" for side in sides)
-        console.print(f"round {number + 1} of {warm_up + rounds}: {shown}", style="dim")
-    run, plain = sides
-    cpu = [a / b for a, b in zip(run.cpu[warm_up:], plain.cpu[warm_up:], strict=True)]
-    wall = [a / b for a, b in zip(run.wall[warm_up:], plain.wall[warm_up:], strict=True)]
-    spread = f"{statistics.median(run.cpu[warm_up:]):.1f} s to {statistics.median(plain.cpu[warm_up:]):.1f} s"
+    """Runs each side once a round, and returns the ratios."""
+    run = Side("ackline run", lambda: ackline_run(spark, subject, steps=STEPS, outputs=OUTPUTS), subject.records)
+    plain = Side("plain PySpark", lambda: plain_pyspark(spark, subject), subject.records)
+    interleave([run, plain], rounds, warm_up, console)
     return [
-        Figure("CPU of ackline run / of plain PySpark", statistics.median(cpu), "", most=RATIO_AIM, note=spread),
-        Figure("time of ackline run / of plain PySpark", statistics.median(wall), "", most=RATIO_AIM),
+        run.figure(),
+        plain.figure(),
+        cpu_ratio("ackline run / plain PySpark", run, plain, most=RATIO_AIM),
+        speed_ratio("ackline run / plain PySpark", run, plain, least=1 / RATIO_AIM),
     ]
 
 
@@ -164,7 +135,7 @@ def watched_memory() -> Iterator[list[int]]:
 
     def watch() -> None:
         while not ended.wait(POLL_SECONDS):
-            peaks.append(sum(_memory(process) for process in _processes() if "java" not in _name(process)))
+            peaks.append(sum(_memory(process) for process in processes() if "java" not in _name(process)))
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -173,30 +144,6 @@ def watched_memory() -> Iterator[list[int]]:
     finally:
         ended.set()
         thread.join()
-
-
-def cpu_seconds() -> float:
-    """Returns the CPU seconds of this process and of all below it, but the broker, those that have ended included."""
-    total = 0.0
-    for process in _processes():
-        try:
-            spent = process.cpu_times()
-        except psutil.Error:
-            continue
-        total += spent.user + spent.system + spent.children_user + spent.children_system
-    return total
-
-
-def _processes() -> list[psutil.Process]:
-    this = psutil.Process()
-    return [this, *(child for child in this.children(recursive=True) if not _is_broker(child))]
-
-
-def _is_broker(process: psutil.Process) -> bool:
-    try:
-        return "kafka.Kafka" in process.cmdline()
-    except psutil.Error:
-        return True
 
 
 def _name(process: psutil.Process) -> str:
