@@ -16,6 +16,8 @@ from tests.e2e.commands import ROOT
 
 RUN_SECONDS = 300
 """How long a run may take before the soak calls it hung."""
+MOST_STARTS = 3
+"""How often a process is started that a strike kills while it starts."""
 
 
 class Hung(Exception):
@@ -30,22 +32,25 @@ class Process:
         self.tmp = folder / "tmp" / name
         self.tmp.mkdir()
         self.log = folder / f"{name}.log"
-        self.starts = 0
         self.left: list[psutil.Process] = []
         """Processes below runners that were killed. All of them must end."""
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Starts the process, and waits until its Spark is up."""
-        self.starts += 1
+        """Starts the process, and waits until its Spark is up. Starts it again if a strike kills it meanwhile."""
+        for _ in range(MOST_STARTS):
+            self._spawn()
+            if self._answer() is not None:
+                return
+        raise RuntimeError(f"the runner {self.name} did not start; see {self.log}")
+
+    def _spawn(self) -> None:
         environment = {**os.environ, "ACKLINE_SPARK_MASTER": "local[2,4]", "TMPDIR": str(self.tmp)}
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.soak.runner", str(self.folder)], cwd=ROOT, env=environment, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
             )  # fmt: skip
-        if self._answer() is None:
-            raise RuntimeError(f"the runner {self.name} did not start; see {self.log}")
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any] | None:
         """Returns the answer to an order; None if the process has died, and then it is started again.
