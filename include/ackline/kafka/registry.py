@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.handler import Record
-from ackline.pipeline.streams import Decode, Translation, Undecodable, strict_json, why_not_json
+from ackline.pipeline.streams import Decode, Translation, Undecodable, json_decoder, why_not_json
 from ackline.scrub import scrub
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Registry:
         from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 
         return JSONDeserializer(
-            None, schema_registry_client=self._client, conf={**settings, "validate": True}, json_decode=strict_json
+            None, schema_registry_client=self._client, conf={**settings, "validate": True}, json_decode=json_decoder()
         )
 
     def _classify(self, word: str, field: str, data: bytes, error: Exception) -> Exception:

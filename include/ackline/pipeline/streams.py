@@ -204,10 +204,33 @@ class Undecodable(Exception):
     """
 
 
-def strict_json(data: bytes) -> Any:
-    """Returns the value of UTF-8 JSON. Raises ValueError or RecursionError."""
-    # json.loads(bytes) would guess at UTF-16 and UTF-32, and would accept one half of a surrogate pair.
-    return json.loads(data.decode())
+_LONG = 800
+_MANY = 400
+"""Opening brackets. Less deep than `json.loads` goes under Python's limit of recursion, so it can't matter that msgspec
+goes a few levels deeper."""
+
+
+def json_decoder() -> Callable[[bytes], Any]:
+    """Returns a function of bytes that returns what `json.loads` returns for their UTF-8 text, down to the types, and
+    raises what it raises: ValueError (JSONDecodeError, UnicodeDecodeError) or RecursionError.
+
+    msgspec decodes what it accepts. What it rejects, `json.loads` reads again: NaN, half a surrogate pair, 1e999, and
+    all that is not JSON. It also reads long text with many brackets, which may be nested deeper than it goes.
+    """
+    from msgspec.json import Decoder  # here, because whoever only reads a pipeline file decodes nothing
+
+    fast = Decoder().decode
+
+    def decode(data: bytes) -> Any:
+        if len(data) >= _LONG and data.count(b"[") + data.count(b"{") >= _MANY:
+            return json.loads(data.decode())
+        try:
+            return fast(data)
+        except Exception:
+            # json.loads(bytes) would guess at UTF-16 and UTF-32, and would accept one half of a surrogate pair.
+            return json.loads(data.decode())
+
+    return decode
 
 
 def _utf8(field: str) -> Decode:
@@ -221,9 +244,11 @@ def _utf8(field: str) -> Decode:
 
 
 def _json(field: str) -> Decode:
+    value_of = json_decoder()
+
     def decode(data: bytes, record: Record) -> Any:
         try:
-            return strict_json(data)
+            return value_of(data)
         except Exception as error:  # the bytes also cause RecursionError and MemoryError
             raise Undecodable(why_not_json(field, error)) from None
 
@@ -235,7 +260,7 @@ def _why_not_utf8(field: str, error: UnicodeDecodeError) -> str:
 
 
 def why_not_json(field: str, error: Exception) -> str:
-    """Returns the text for an error that `strict_json` raised. Quotes nothing of the bytes."""
+    """Returns the text for an error that a function of `json_decoder` raised. Quotes nothing of the bytes."""
     match error:
         case UnicodeDecodeError():
             return _why_not_utf8(field, error)

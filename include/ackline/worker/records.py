@@ -66,9 +66,8 @@ class Records:
 
     def __iter__(self) -> Iterator[Record]:
         """Yields each row as the record that a handler gets. Builds a record when the caller takes it."""
+        topic, partition = self.tp.topic, self.tp.partition
         columns = zip(
-            repeat(self.tp.topic),
-            repeat(self.tp.partition),
             self.offsets.tolist(),
             _datetimes(self.timestamps),
             self.keys.to_numpy(zero_copy_only=False).tolist(),
@@ -77,10 +76,18 @@ class Records:
             self.attempts.tolist(),
             strict=False,
         )
-        for fields in columns:
-            record = _MutableRecord(*fields)
-            record.__class__ = Record  # type: ignore[assignment]
-            yield record  # type: ignore[misc]
+        for offset, timestamp, key, value, headers, attempt in columns:
+            record: Any = _MutableRecord()  # its attributes are set here, because a call for it takes a third longer
+            record.topic = topic
+            record.partition = partition
+            record.offset = offset
+            record.timestamp = timestamp
+            record.key = key
+            record.value = value
+            record.headers = headers
+            record.attempt = attempt
+            record.__class__ = Record
+            yield record
 
     def filter(self, wanted: npt.NDArray[np.bool_]) -> "Records":
         """Returns the rows for which `wanted` is true."""
@@ -172,18 +179,6 @@ class _MutableRecord:
     """A `Record` before its class is set. The constructor of a frozen dataclass would take six times as long."""
 
     __slots__ = Record.__slots__
-
-    def __init__(
-        self, topic: Any, partition: Any, offset: Any, timestamp: Any, key: Any, value: Any, headers: Any, attempt: Any
-    ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
-        self.timestamp = timestamp
-        self.key = key
-        self.value = value
-        self.headers = headers
-        self.attempt = attempt
 
 
 def timestamp_column(microseconds: Int64s) -> pa.Array:
