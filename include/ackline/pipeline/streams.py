@@ -217,7 +217,7 @@ def json_decoder() -> Callable[[bytes], Any]:
     msgspec decodes what it accepts. What it rejects, `json.loads` reads again: NaN, half a surrogate pair, 1e999, and
     all that is not JSON. It also reads long text with many brackets, which may be nested deeper than it goes.
     """
-    from msgspec.json import Decoder  # here, because whoever only reads a pipeline file decodes nothing
+    from msgspec.json import Decoder  # here, because a process that only reads a pipeline file decodes nothing
 
     fast = Decoder().decode
 
