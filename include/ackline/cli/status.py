@@ -270,3 +270,6 @@ def _history_row(turn: Any) -> list[Any]:
     number = f"{turn.epoch}.{turn.turn}" if turn.lane == "live" else f"{turn.lane} {turn.epoch}.{turn.turn}"
     seconds = None if turn.duration is None else round(turn.duration, 1)
     return [turn.end, number, turn.kind, seconds, turn.records, outcomes or None, turn.actor, turn.run_id, turn.reason]
+
+
+COMMANDS = {"status": status, "history": history}
