@@ -206,7 +206,7 @@ EACH = {"ackline", "annotated_doc", "shellingham", "typer", "typing_extensions"}
 HELP = {*EACH, "attr", "linkify_it", "markdown_it", "mdurl", "pygments", "rich", "uc_micro"}
 COMMAND = {
     *HELP, "annotated_types", "arro3", "confluent_kafka", "croniter", "cython_runtime", "dateutil", "deltalake",
-    "duckdb", "filelock", "numpy", "packaging", "pandas", "psutil", "pyarrow", "pydantic", "pydantic_core", "pytz",
+    "filelock", "numpy", "packaging", "pandas", "psutil", "pyarrow", "pydantic", "pydantic_core", "pytz",
     "six", "tenacity", "typing_inspection", "yaml",
 }  # fmt: skip
 """What a command loads to read tables and Kafka. pyarrow loads pandas by itself, where it is installed."""
@@ -244,10 +244,23 @@ def test_a_command_line_loads_no_library_that_it_does_not_need(line: str) -> Non
     assert loaded - COMMAND_LINES[line] == set()
 
 
-def test_a_command_loads_pyspark_and_object_stores_only_when_it_uses_them() -> None:
+def test_a_command_loads_pyspark_duckdb_and_object_stores_only_when_it_uses_them() -> None:
     modules = sorted({module for module, _ in COMMANDS.values()})
     program = f"import sys, {', '.join(f'ackline.cli.{module}' for module in modules)}; print(*sys.modules)"
     assert libraries_loaded_by(program) - COMMAND == set()
+
+
+def test_the_tasks_plan_and_settle_load_neither_spark_nor_duckdb() -> None:
+    """Beside what they need, as a task that ends in a second must not load more: DuckDB is for SQL alone."""
+    program = """
+import sys
+import ackline.airflow.metrics, ackline.airflow.operators, ackline.airflow.results, ackline.steps.plan
+import ackline.steps.settle
+print(*sys.modules)
+"""
+    loaded = libraries_loaded_by(program)
+    assert {"airflow", "confluent_kafka", "deltalake"} <= loaded
+    assert not {"duckdb", "kubernetes", "obstore", "py4j", "pyspark"} & loaded
 
 
 def test_the_list_of_commands_has_the_first_sentences_of_each_command() -> None:
