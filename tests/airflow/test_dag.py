@@ -140,14 +140,16 @@ def test_s8_replay_marked_successful_by_hand_settles_and_commits_nothing(
     assert (project.outcomes(pipeline), project.committed(pipeline, source)) == ([(0, 1, "acked"), (1, 1, "acked")], 2)
 
 
-@pytest.mark.deep
-def test_a_run_with_nothing_to_read_starts_no_spark_and_commits_again(
+def test_a_run_with_nothing_to_read_skips_replay_starts_no_spark_and_commits_again(
     project: Project, airflow: AirflowCommand, pipeline: str, source: str
 ) -> None:
     """An idle partition is committed again, so that its commit does not expire."""
     project.write(pipeline, source, retry={"max_retries": 1000})
     done = airflow.test(project, pipeline)
-    assert done.status == 0, done.printed
+    assert (done.status, done.states) == (0, {"plan": "success", "replay": "skipped", "settle": "success"}), (
+        done.printed
+    )
+    assert done.returned("plan")["turn"] == done.returned("settle")["turn"] == 1
     assert "Spark-Submit cmd" not in done.printed
     assert f"and the topic {source} keeps it for 7 d" in done.printed, "the log of the task warns"
     assert project.committed(pipeline, source) == 0

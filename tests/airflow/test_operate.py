@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import yaml
-from airflow.sdk import DAG, BaseOperator, Context, CronDataIntervalTimetable
+from airflow.sdk import DAG, BaseOperator, Context, CronDataIntervalTimetable, TriggerRule
 from airflow.sdk.definitions.param import ParamsDict
-from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
+from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped, ParamValidationError
 
 from ackline.airflow import operate, operators
 from ackline.airflow.backfill import backfill_dag
 from ackline.airflow.dags import replay_dag
 from ackline.airflow.operate import maintenance_dag, operate_dag, run_params
-from ackline.airflow.operators import PlanOperator, airflow_errors
+from ackline.airflow.operators import PlanOperator, SettleOperator, airflow_errors
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.pipeline.form import EVERYTHING, SETTING, Entered, RunRequest, run_request
@@ -291,6 +291,40 @@ def test_a_plan_that_is_open_stays_as_it_is_and_the_log_names_that(
     plan(lane, only_retries=True)
     assert lane.adapters().store.open_plan(lane.newest()) == before
     assert "the params of this run do not apply to it" in capsys.readouterr().out
+
+
+def test_a_plan_that_reads_nothing_stores_its_outcomes_and_skips_replay_and_settle_settles_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """I11: an empty turn has its outcomes commit too, and settle runs after a replay that was skipped."""
+    lane, pushed = MemoryLane(), dict[str, Any]()
+
+    @contextmanager
+    def opened(*_: object) -> Iterator[MemoryAdapters]:
+        yield lane.adapters()
+
+    monkeypatch.setattr(operators, "opened", opened)
+    monkeypatch.setattr(operators, "DriverHook", lambda *_, **__: None)
+    monkeypatch.setattr("ackline.pipeline.functions.check_functions", lambda *_: None)
+    monkeypatch.setattr("ackline.airflow.metrics.publish_metrics", lambda *_: None)
+    ti = SimpleNamespace(
+        xcom_push=lambda key, value: pushed.update({key: value}), xcom_pull=lambda task_ids: pushed["return_value"]
+    )
+    context: Any = {"run_id": "manual__1", "params": {}, "ti": ti}
+    dag = replay_dag(lane.adapters().pipeline, "dags/replay.py")
+    plan_task, settle_task = dag.get_task("plan"), dag.get_task("settle")
+    assert isinstance(plan_task, PlanOperator)
+    assert isinstance(settle_task, SettleOperator)
+    with pytest.raises(DownstreamTasksSkipped) as skipped:
+        plan_task.execute(context)
+    plan = lane.adapters().store.open_plan(lane.newest())
+    assert plan is not None
+    assert (skipped.value.tasks, plan.empty, pushed["return_value"]["turn"]) == (["replay"], True, 1)
+    assert lane.adapters().store.has_outcomes(plan.turn)
+    assert settle_task.trigger_rule == TriggerRule.NONE_FAILED
+    assert settle_task.execute(context)["turn"] == 1
+    lane.produce(OK)
+    assert plan_task.execute(context)["totals"]["fresh"] == 1
 
 
 @pytest.fixture

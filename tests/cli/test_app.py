@@ -12,9 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 import ackline
-from ackline.cli import options as verbosity
 from ackline.cli.app import app
-from ackline.cli.options import Verbosity, notice, set_verbosity
+from ackline.cli.notices import Verbosity, is_quiet, notice, set_verbosity
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,7 +64,7 @@ def test_quiet_and_verbose_decide_what_is_printed_beside_the_result(
     notice("normal")
     notice("verbose", Verbosity.VERBOSE)
     assert capsys.readouterr().err.splitlines() == [f"ackline: {text}" for text in printed]
-    assert verbosity.is_quiet() == (not printed)
+    assert is_quiet() == (not printed)
 
 
 IMPORTS = """

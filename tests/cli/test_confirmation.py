@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from ackline.cli.app import app
+from ackline.cli.app import Command, app
 from tests.cli.memory_command import MemoryCommand
 from tests.support.memory import TableCommit
 from tests.support.memory_lane import DEAD, FAILS, OK, TP, MemoryLane
@@ -105,6 +105,7 @@ def commands() -> Iterator[tuple[str, Any]]:
     """The commands of the real command line by name."""
 
     def under(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+        command = command.loaded() if isinstance(command, Command) else command
         inner = getattr(command, "commands", None)
         if inner is None:
             yield " ".join(path), command

@@ -48,7 +48,7 @@ def test_a_file_that_names_its_brokers_needs_no_connection() -> None:
 
 
 def test_plan_and_run_print_the_address_of_the_dev_broker(capsys: pytest.CaptureFixture[str]) -> None:
-    from ackline.cli.app import note_dev_broker
+    from ackline.cli.run import note_dev_broker
 
     note_dev_broker(pipeline(connection="kafka_default"), {"bootstrap.servers": "127.0.0.1:9092"})
     assert "using the broker of `ackline dev` at 127.0.0.1:9092" in capsys.readouterr().err

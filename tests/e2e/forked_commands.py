@@ -9,13 +9,14 @@ import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
+from ackline.cli.app import COMMANDS
 from tests.e2e.commands import run_here
 
 
 def main(times: str, at_once: str, *arguments: str) -> None:
     """Runs the command, so many processes at once."""
     forked = multiprocessing.get_context("forkserver")
-    forked.set_forkserver_preload(["ackline.cli.app", "ackline.steps.run"])
+    forked.set_forkserver_preload([f"ackline.cli.{module}" for module, _ in COMMANDS.values()])
     with ProcessPoolExecutor(int(at_once), mp_context=forked, max_tasks_per_child=1) as pool:
         runs = [pool.submit(run_here, arguments, {}) for _ in range(int(times))]
         done = [run.result() for run in runs]

@@ -31,7 +31,7 @@ def test_s64_s65_s69_answers_before_the_outcomes_in_time_late_repeated_and_forge
     forged = answered.tokens()[3, 1][:-3] + "AAA"
     wire.produce(broker.bootstrap, answered.topic, [wire.Write(b"ack", forged.encode()), wire.Write(b"?", b"?")])
     with monkeypatch.context() as patched:
-        patched.setattr("ackline.cli.app.start_spark", refuse)
+        patched.setattr("ackline.cli.run.start_spark", refuse)
         second = answered.run(9)
     assert second["answers"] == {"acked": 1, "repeated": 7, "renewed": 1, "unsigned": 1, "malformed": 1}
     assert (second["records"], answered.pending()["in_flight"]) == (0, 3)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from ackline.cli.app import app
+from ackline.cli.app import Command, app
 from tests.chaos import run as chaos
 from tests.e2e.documents import blocks, comments_removed
 
@@ -61,6 +61,7 @@ def test_each_command_line_that_a_document_prints_can_be_parsed(document: str) -
         try:
             while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
                 command, rest = command.commands[rest[0]], rest[1:]
+                command = command.loaded() if isinstance(command, Command) else command
             if whole:
                 context = command.make_context("ackline", [*rest])
             else:

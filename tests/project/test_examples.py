@@ -196,4 +196,4 @@ def test_the_unit_runs_a_command_that_there_is() -> None:
     command = re.search(r"^ExecStart=\S+/ackline (.+)$", (SYSTEMD / "ackline-maintain.service").read_text(), re.M)
     assert command is not None
     name, *rest = command[1].split()
-    get_command(app).commands[name].make_context("ackline", rest).close()  # type: ignore[attr-defined]
+    get_command(app).commands[name].loaded().make_context("ackline", rest).close()  # type: ignore[attr-defined]

@@ -1,15 +1,20 @@
 """Which room of the package may import which: imports run downward, so the pure rooms stay pure."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import typer
+
+from ackline.cli.app import COMMANDS, Command, app
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
@@ -194,3 +199,73 @@ def test_finding_a_connection_loads_neither_psutil_nor_airflow_nor_pyspark() -> 
     code = "import sys, ackline.local.connection; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"airflow", "psutil", "pyspark"} & set(done.stdout.split())
+
+
+EACH = {"ackline", "annotated_doc", "shellingham", "typer", "typing_extensions"}
+"""What each command line loads."""
+HELP = {*EACH, "attr", "linkify_it", "markdown_it", "mdurl", "pygments", "rich", "uc_micro"}
+COMMAND = {
+    *HELP, "annotated_types", "arro3", "confluent_kafka", "croniter", "cython_runtime", "dateutil", "deltalake",
+    "filelock", "numpy", "packaging", "pandas", "psutil", "pyarrow", "pydantic", "pydantic_core", "pytz",
+    "six", "tenacity", "typing_inspection", "yaml",
+}  # fmt: skip
+"""What a command loads to read tables and Kafka. pyarrow loads pandas by itself, where it is installed."""
+COMMAND_LINES = {
+    "--version": EACH,
+    "-q --version": EACH,
+    "--help": HELP,
+    "run --help": COMMAND,
+}
+"""Command lines that do nothing, each with the libraries that it may load."""
+LOADED = """
+import importlib, os, sys
+import ackline.cli
+sys.argv = ["ackline", *sys.argv[1:]]
+real, sys.stdout, sys.stderr = sys.stdout, open(os.devnull, "w"), open(os.devnull, "w")
+try:
+    ackline.cli.main()
+except SystemExit:
+    print(*sys.modules, file=real)
+"""
+
+
+def libraries_loaded_by(program: str, *arguments: str) -> set[str]:
+    """Returns the installed libraries among the modules that a program prints."""
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    return {name for name in loaded - sys.stdlib_module_names if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_a_command_line_loads_no_library_that_it_does_not_need(line: str) -> None:
+    """No time is measured: `ackline --version` is quick because it loads no command."""
+    loaded = libraries_loaded_by(LOADED, *line.split())
+    assert "typer" in loaded
+    assert loaded - COMMAND_LINES[line] == set()
+
+
+def test_a_command_loads_pyspark_duckdb_and_object_stores_only_when_it_uses_them() -> None:
+    modules = sorted({module for module, _ in COMMANDS.values()})
+    program = f"import sys, {', '.join(f'ackline.cli.{module}' for module in modules)}; print(*sys.modules)"
+    assert libraries_loaded_by(program) - COMMAND == set()
+
+
+def test_the_tasks_plan_and_settle_load_neither_spark_nor_duckdb() -> None:
+    """Beside what they need, as a task that ends in a second must not load more: DuckDB is for SQL alone."""
+    program = """
+import sys
+import ackline.airflow.metrics, ackline.airflow.operators, ackline.airflow.results, ackline.steps.plan
+import ackline.steps.settle
+print(*sys.modules)
+"""
+    loaded = libraries_loaded_by(program)
+    assert {"airflow", "confluent_kafka", "deltalake"} <= loaded
+    assert not {"duckdb", "kubernetes", "obstore", "py4j", "pyspark"} & loaded
+
+
+def test_the_list_of_commands_has_the_first_sentences_of_each_command() -> None:
+    for name, command in typer.main.get_group(app).commands.items():
+        assert isinstance(command, Command)
+        assert command.short_help == inspect.cleandoc(command.loaded().help or "").partition("\n\n")[0], name
+    listed = {module: {name for name, (of, _) in COMMANDS.items() if of == module} for module, _ in COMMANDS.values()}
+    assert listed == {module: set(import_module(f"ackline.cli.{module}").COMMANDS) for module in listed}

@@ -13,12 +13,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG, BaseOperator, Context
+from airflow.sdk import DAG, BaseOperator, Context, TriggerRule
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
     AirflowRescheduleException,
     AirflowSkipException,
+    DownstreamTasksSkipped,
 )
 
 from ackline.airflow.driver import Secrets
@@ -145,8 +146,22 @@ class PipelineOperator(BaseOperator):
         self.log.info("%s%s", text, "" if confirmed else "\nNothing was changed: `confirm` is not set.")
 
 
+def stored_as_empty(adapters: "Adapters", plan: "Plan | None") -> bool:
+    """Returns whether there is nothing to replay: no turn is open, or its plan reads nothing.
+
+    Then stores the outcomes of that plan, none: settle takes no turn for replayed without this proof. Does so with
+    `plan` itself, for another run may have stored the next plan since.
+    """
+    if plan is not None and plan.empty:
+        adapters.store.store_outcomes(plan.turn, [])
+    return plan is None or plan.empty
+
+
 class PlanOperator(PipelineOperator):
     """Stores the plan of the next turn, or adopts the open one. Returns a summary: offsets, no payload.
+
+    If the plan reads nothing, stores its outcomes as well and skips the task `replay`, whose start would cost more than
+    all the rest of the run.
 
     The params of the DAG run limit what a new plan reads, and the plan stores them. An open plan stays as it is.
 
@@ -184,14 +199,28 @@ class PlanOperator(PipelineOperator):
                 for text in run_warnings(adapters, topics):
                     self.log.warning("%s", text)
                 summary = planned_summary(planned)
+                has_no_work = stored_as_empty(adapters, planned.plan)
         self.log.info("planned: %s", summary)
+        if has_no_work and (replays := self._replays()):
+            context["ti"].xcom_push(key="return_value", value=summary)  # as a return would
+            raise DownstreamTasksSkipped(tasks=replays)  # type: ignore[no-untyped-call]
         return summary
+
+    def _replays(self) -> list[str]:
+        """Returns the tasks after this one that would find nothing to replay. A task of the user in between runs."""
+        return [task.task_id for task in self.downstream_list if isinstance(task, ReplayOperator)]
 
 
 class SettleOperator(PipelineOperator):
-    """Settles the open turn and commits the newest floor. Returns a summary: offsets and counts, no payload."""
+    """Settles the open turn and commits the newest floor. Returns a summary: offsets and counts, no payload.
+
+    Runs after a replay that plan has skipped, too: an empty turn is settled like any other.
+    """
 
     ui_color = "#d9f0dd"
+
+    def __init__(self, *, pipeline: Pipeline, trigger_rule: str = TriggerRule.NONE_FAILED, **kwargs: Any) -> None:
+        super().__init__(pipeline=pipeline, trigger_rule=trigger_rule, **kwargs)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run settle. The outcomes that replay stored decide what is settled, not the state of its task."""
@@ -294,13 +323,10 @@ class ReplayOperator(SparkSubmitOperator):
         with self._opened(context) as adapters:
             self.log.info("settings in force: %s", effective_settings(adapters))
             _, plan = adapters.newest_and_open_plan()
-            if plan is not None and not plan.empty and not adapters.store.has_outcomes(plan.turn):
-                self._reschedule_if_held(
-                    adapters, plan
-                )  # here, because each opening of the adapters opens the listener
+            if plan is not None and not stored_as_empty(adapters, plan) and not adapters.store.has_outcomes(plan.turn):
+                # Here, because each opening of the adapters opens the listener.
+                self._reschedule_if_held(adapters, plan)
                 return False
-            if plan is not None and plan.empty:  # of this plan: another run may have stored the next one since
-                adapters.store.store_outcomes(plan.turn, [])
         self.log.info("nothing to read: %s", plan.turn if plan else "no turn is open")
         return True
 

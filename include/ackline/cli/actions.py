@@ -28,13 +28,13 @@ Tokens = Annotated[list[str], typer.Argument(metavar="TOKEN...", help=_HELP, sho
 OneToken = Annotated[str, typer.Argument(metavar="TOKEN", help=_HELP, show_default=False)]
 
 
-def commands() -> Iterator[Callable[..., None]]:
-    """Yields the commands of the operator actions."""
+def commands() -> Iterator[tuple[str, Callable[..., None]]]:
+    """Yields the commands of the operator actions, with their names."""
     for action in ACTIONS.values():
         required = (REASON,) if action.needs_reason else ()
         command = with_fields(action.fields, _command(action), required)
         command.__name__, command.__doc__ = action.name, action.help
-        yield command
+        yield action.name, command
 
 
 def _command(action: Action) -> Callable[..., None]:
@@ -130,3 +130,6 @@ def _answer(texts: Sequence[str], value: str, as_json: bool) -> None:
         return
     answers = "1 answer is" if len(tokens) == 1 else f"{len(tokens)} answers are"
     print(f"{answers} in {topic}; the next run of {name} reads {'it' if len(tokens) == 1 else 'them'}.")
+
+
+COMMANDS = {**dict(commands()), "ack": ack, "fail": fail, "renew": renew}

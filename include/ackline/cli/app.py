@@ -1,55 +1,134 @@
-"""The commands. Each opens a pipeline, calls a step, and prints the result."""
+"""The command line: which commands there are, the options of all of them, and how they end.
 
+A command's module is imported when the command is used. Together they load pyarrow, Delta and a Kafka client, which
+takes longer than anything that `ackline --help` and `--version` do.
+"""
+
+import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 import ackline
-from ackline.actions.objects import plan_object, run_object
-from ackline.backfill.form import FIELDS as BACKFILL_FIELDS
-from ackline.cli import (
-    actions,
-    audit,
-    backfill,
-    dead,
-    doctor,
-    explain,
-    formats,
-    init,
-    interrupts,
-    maintain,
-    status,
-    tables,
-)
-from ackline.cli.account import account_lines, failure_lines
-from ackline.cli.options import (
-    Json,
-    Name,
-    Now,
-    Verbosity,
-    is_quiet,
-    notice,
-    opened,
-    request_of,
-    set_verbosity,
-    start_spark,
-    with_fields,
-)
-from ackline.lane.adapters import Adapters
-from ackline.ledger.answers import counts_text
-from ackline.ledger.turns import LIVE, Plan
-from ackline.local.connection import uses_dev_broker
-from ackline.pipeline.form import RUN_FIELDS
-from ackline.pipeline.pipeline import Pipeline
-from ackline.spark.master import chosen_master
+from ackline.cli import interrupts
+from ackline.cli.notices import set_verbosity
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Run a pipeline once: plan, replay and settle."),
+    "plan": ("run", "Print what a run with the same options would do now, and store nothing."),
+    "status": (
+        "status",
+        "Show each partition live from the broker: log, committed offset, floor, pending records, lag, what holds it.",
+    ),
+    "history": (
+        "status",
+        "List the settled turns of a pipeline, newest first: runs and actions, with actors, reasons, durations and "
+        "counts.",
+    ),
+    "explain": ("explain", "Explain in a sentence what holds the floor of a partition, or what became of one offset."),
+    "diff": ("explain", "Compare the newest terminal outcomes of two lanes, over the offsets that both have settled."),
+    "audit": ("audit", "Show what happened to each record: the effective rows of the audit table."),
+    "sql": ("audit", "Run one SELECT over the tables of all pipelines, read-only."),
+    "retry": ("actions", "Make pending retries due now: the next run handles them. It counts as no attempt."),
+    "skip": (
+        "actions",
+        "Settle records without handling them: `skipped`. All below an offset, or single pending ones.",
+    ),
+    "reset": (
+        "actions",
+        "Begin a new epoch at an offset: everything from there on is handled again, and nothing is pending.",
+    ),
+    "pause": (
+        "actions",
+        "Read nothing from these partitions until they are resumed. Pending records stay pending.",
+    ),
+    "resume": ("actions", "Resume reading paused partitions."),
+    "void": (
+        "actions",
+        "Close the open turn, if it can't be carried out. Nothing of it counts, and its offsets are planned again.",
+    ),
+    "adopt-ledger": (
+        "actions",
+        "Go on with the ledger in ACKLINE_AUDIT, although another ledger of the pipeline has committed the group.",
+    ),
+    "ack": ("actions", "Ack records that are in flight, by their tokens. The next run of the pipeline settles them."),
+    "fail": (
+        "actions",
+        "Fail a record that is in flight, by its token. The pipeline's retry policy applies, as after any failure.",
+    ),
+    "renew": (
+        "actions",
+        "Extend the deadline of a record in flight, by its token: DURATION after the run that reads the answer.",
+    ),
+    "backfill": (
+        "backfill",
+        "Handle offsets again: of ranges, of a time, or of records that ended in some way. The group is left alone.",
+    ),
+    "dead": (
+        "dead",
+        "List the dead records of a lane by error class, or show one; with `--redrive`, handle them again.",
+    ),
+    "init": (
+        "init",
+        "Write a pipeline file, a handler and its test from a topic. Overwrites nothing, and changes nothing in Kafka.",
+    ),
+    "adopt": (
+        "init",
+        "Show what taking over a consumer group means, and write the pipeline file for it. Changes nothing in Kafka.",
+    ),
+    "doctor": ("doctor", "Check what a run needs: Java, JARs, pipeline files, handler, broker, topics, group, tables."),
+    "maintain": (
+        "maintain",
+        "Compact, checkpoint and vacuum the tables of all pipelines. This is safe at any time, also beside runs.",
+    ),
+    "demo": (
+        "init",
+        "Run two pipelines on a broker, Spark and Airflow of their own: 22,000 orders until all are settled, then "
+        "proofs.",
+    ),
+    "dev": ("init", "A local broker to try pipelines on."),
+}
+"""Each command, with the module of this room that has it in its COMMANDS, and the first sentences of its help. They are
+here as well, so that the list of commands loads no command."""
+
+
+class Command(TyperCommand):
+    """A command whose module is imported once the command is parsed, completed or loaded."""
+
+    def loaded(self) -> TyperCommand | TyperGroup:
+        """Returns the command with its options; the group of commands for `dev`."""
+        module, summary = COMMANDS[str(self.name)]
+        found = importlib.import_module(f"ackline.cli.{module}").COMMANDS[self.name]
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+            single.command(self.name)(found)
+            found = single
+        loaded = typer.main.get_command(found)
+        assert isinstance(loaded, TyperCommand | TyperGroup)
+        loaded.name, loaded.short_help = self.name, summary
+        return loaded
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Returns the context of the loaded command, which is the one that runs."""
+        return self.loaded().make_context(info_name, args, parent, **extra)
+
+
+class Commands(TyperGroup):
+    """The commands of COMMANDS."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, (_, summary) in COMMANDS.items():
+            self.add_command(Command(name, short_help=summary))
+
 
 app = typer.Typer(
     name="ackline",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -104,114 +183,3 @@ def main() -> None:
 def _exit_interrupted() -> NoReturn:
     interrupts.print_stopped()
     sys.exit(interrupts.INTERRUPTED)
-
-
-def note_dev_broker(pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
-    """Print the address of the broker, if that of `ackline dev` stands for a connection that is not defined."""
-    if uses_dev_broker(pipeline):
-        name, address = pipeline.kafka.connection, kafka["bootstrap.servers"]
-        notice(f"the connection {name} is not defined here: using the broker of `ackline dev` at {address}")
-
-
-def _warn_once(adapters: Adapters) -> Callable[[Plan, bool], None]:
-    """Returns a function that prints the warnings about the settings at the first plan, on standard error."""
-    from ackline.lane.adapters import run_warnings
-
-    warned = False
-
-    def warn(plan: Plan, _adopted: bool) -> None:
-        nonlocal warned
-        for text in [] if warned else run_warnings(adapters, {tp.topic for tp in plan.partitions}):
-            notice(f"warning: {text}")
-        warned = True
-
-    return warn
-
-
-def run(
-    values: Mapping[str, Any],
-    name: Name,
-    as_json: Json = False,
-    now: Now = None,
-    no_breaker: Annotated[
-        bool, typer.Option("--no-breaker", help="Settle the turn no matter how many records failed.")
-    ] = False,
-    take_over: Annotated[
-        bool, typer.Option("--take-over", help="Do not wait for another run that replays the same turn.")
-    ] = False,
-) -> None:
-    """Run a pipeline once: plan, replay and settle.
-
-    A run in which records failed still succeeds, because they wait for their retry. Run it again when they are due. If
-    another run replays the open turn, this one waits until that ends, or has not renewed its lease for a minute.
-
-    `--topic`, `--partition`, `--max-records` and `--only-retries` let it read less. A turn that is open already keeps
-    what it was planned for.
-
-    Examples: `ackline run orders`, `ackline run orders --json | tail -1`, `ackline run orders --partition 3`
-    """
-    from ackline.lane.adapters import effective_settings
-    from ackline.lane.lease import WhenHeld
-    from ackline.steps import run as runs
-    from ackline.tables.layout import noted_stop
-
-    chosen_master()  # a master that is refused is refused before anything is planned
-    with opened(name, now, no_breaker) as adapters, tables.progress(as_json or is_quiet()) as on_progress:
-        note_dev_broker(adapters.pipeline, adapters.kafka)
-        notice(f"settings in force: {effective_settings(adapters)}", Verbosity.VERBOSE)
-        adapters = replace(adapters, request=request_of(adapters, values))
-        if take_over and adapters.lease is not None:
-            adapters = replace(adapters, lease=replace(adapters.lease, when_held=WhenHeld.TAKE_OVER))
-        store, run_id = adapters.store, adapters.run_id
-        with noted_stop(store.folder, name, run_id, adapters.now):
-            ran = runs.run(adapters, lambda: start_spark(adapters, on_progress), _warn_once(adapters), on_progress)
-    if as_json:
-        formats.print_json(run_object(ran, store).dump())
-        return
-    out = tables.console()
-    for absent in ran.missing:
-        out.print(f"{tables.missing_text(absent)}; it is read from its start once it does.")
-    for reason in ran.voided:
-        out.print(f"A turn was void: {reason}")
-    for plan in ran.plans:
-        tables.print_turn(out, plan, store.settlement(plan.turn), ran.commit.committed if ran.commit else {})
-    tables.print_lines(out, [*account_lines(ran, store.newest()), *failure_lines(ran, store, name, run_id)])
-    if ran.answers:
-        out.print(f"Answers from outside: {counts_text(ran.answers)}")
-
-
-def plan(values: Mapping[str, Any], name: Name, as_json: Json = False, now: Now = None) -> None:
-    """Print what a run with the same options would do now, and store nothing.
-
-    Examples: `ackline plan orders`, `ackline plan orders --only-retries`
-    """
-    from ackline.steps.plan import preview
-
-    chosen_master()
-    with opened(name, now) as adapters:
-        note_dev_broker(adapters.pipeline, adapters.kafka)
-        adapters = replace(adapters, request=request_of(adapters, values))
-        found = preview(adapters)
-        if found.plan:
-            _warn_once(adapters)(found.plan, found.adopted)
-    if as_json:
-        formats.print_json(plan_object(name, LIVE, found).dump())
-        return
-    out = tables.console()
-    for absent in found.missing:
-        out.print(f"{tables.missing_text(absent)}.")
-    for tp in found.leaderless:
-        out.print(f"The partition {tp} has no leader; it is left out.")
-    if found.plan:
-        tables.print_plan(out, found.plan, found.adopted)
-
-
-COMMANDS: tuple[Callable[..., None], ...] = (
-    with_fields(RUN_FIELDS, run), with_fields(RUN_FIELDS, plan), status.status, status.history, explain.explain,
-    explain.diff, audit.audit, audit.sql, *actions.commands(), actions.ack, actions.fail, actions.renew,
-    with_fields(BACKFILL_FIELDS, backfill.backfill), with_fields(dead.FIELDS, dead.dead), init.init, init.adopt,
-    doctor.doctor, maintain.maintain, init.demo,
-)  # fmt: skip
-for command in COMMANDS:
-    app.command()(command)
-app.add_typer(init.dev, name="dev")

@@ -311,3 +311,6 @@ def _result(engine: Engine, query: str, pipelines: list[str]) -> Iterator[pa.Rec
     spark = open_sql_session(block)
     create_views(spark, folders, TABLES, view_definitions())
     yield select(spark, query).to_reader()
+
+
+COMMANDS = {"audit": audit, "sql": sql}

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.backfill.form import BackfillRequest, request_of
+from ackline.backfill.form import FIELDS, BackfillRequest, request_of
 from ackline.backfill.perform import (
     PreparedBackfill,
     account_object,
@@ -29,6 +29,7 @@ from ackline.backfill.perform import (
 )
 from ackline.backfill.run import Backfill, backfills, cancel, find_backfill, run_backfill
 from ackline.cli import formats, tables
+from ackline.cli.notices import is_quiet
 from ackline.cli.options import (
     DryRun,
     Json,
@@ -41,13 +42,13 @@ from ackline.cli.options import (
     choice_of,
     is_confirmed,
     is_confirmed_by_number,
-    is_quiet,
     opened,
     pipeline_named,
     range_of,
     show_preview,
     start_spark,
     time_of,
+    with_fields,
 )
 from ackline.errors import ConfigError, counted
 from ackline.lane.adapters import Adapters
@@ -289,3 +290,6 @@ def _list(name: str, as_json: bool) -> None:
         tables.print_table(out, None, columns, rows, ("id", "settled", "pending", "next due", "asked", "arguments"))
     else:
         out.print(f"{name} has no backfill.")
+
+
+COMMANDS = {"backfill": with_fields(FIELDS, backfill)}

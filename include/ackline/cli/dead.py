@@ -18,7 +18,7 @@ from ackline.actions.dead import (
 from ackline.backfill.form import FROM, ID, MAX_RATE, MAX_RECORDS, REASON, TO, request_of
 from ackline.cli import formats, tables
 from ackline.cli.backfill import Session, Wait, new_id, perform
-from ackline.cli.options import DryRun, Json, Lane, Name, Now, Yes, opened, time_of
+from ackline.cli.options import DryRun, Json, Lane, Name, Now, Yes, opened, time_of, with_fields
 from ackline.errors import ConfigError
 from ackline.kafka.dead_letters import FoundLetter
 from ackline.ledger.offsets import TopicPartition
@@ -194,3 +194,6 @@ def printable(text: str | None, lines: bool = False) -> str:
 
 def _size_text(content: bytes | None) -> str:
     return "null" if content is None else f"{len(content):,} bytes"
+
+
+COMMANDS = {"dead": with_fields(FIELDS, dead)}

@@ -385,3 +385,6 @@ def _warnings(adapters: Adapters, topics: Iterable[str]) -> Iterator[Check]:
         found.append(f"retention and cleanup policy of the topics could not be read: {error}")
     for text in found:
         yield Check("settings", True, f"{_WARNING}{text}")
+
+
+COMMANDS = {"doctor": doctor}

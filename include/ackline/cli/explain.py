@@ -145,3 +145,6 @@ def diff(name: Name, before: Before, after: After, records: Records = False, as_
 def shown(result: Result) -> str:
     """Returns an outcome and its error class for a person."""
     return result.outcome if result.error_class is None else f"{result.outcome} ({result.error_class})"
+
+
+COMMANDS = {"explain": explain, "diff": diff}

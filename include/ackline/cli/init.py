@@ -358,3 +358,6 @@ def wipe(yes: Yes = False, dry_run: DryRun = False) -> None:
         print("Nothing was changed.")
     else:
         print("Removed." if dev_wipe() else "There was none.")
+
+
+COMMANDS = {"init": init, "adopt": adopt, "demo": demo, "dev": dev}

@@ -82,3 +82,6 @@ def _print_torn(torn: list["TornFile"], fate: str) -> None:
         tables.console().print("No file of the tables' logs is torn.")
     for file in torn:
         tables.console().print(f"{file.what} {file.file}: {fate if file.removable else 'later commits build on it'}")
+
+
+COMMANDS = {"maintain": maintain}

@@ -1,7 +1,6 @@
 """Options that several commands share, the parsing of their values, and the question before a change.
 
-A command that changes something goes on by `--yes`, or by the answer at a terminal; `--dry-run` wins over both. The
-options of `ackline -q` and `ackline -v` set how much a command prints beside its result.
+A command that changes something goes on by `--yes`, or by the answer at a terminal; `--dry-run` wins over both.
 """
 
 import getpass
@@ -13,13 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ackline.actions.form import LANE, OFFSETS
 from ackline.actions.status import Unreachable
+from ackline.cli.notices import notice
 from ackline.cli.tables import RunProgress
 from ackline.errors import AcklineError, ConfigError
 from ackline.lane.adapters import Adapters, new_run_id, open_adapters
@@ -81,37 +80,6 @@ def is_confirmed_by_number(question: str, number: int, yes: bool, dry_run: bool)
         return is_confirmed(question, yes, dry_run)
     typed = typer.prompt(f"{question} Type the number of offsets to go on", default="", show_default=False, err=True)
     return str(typed).replace(",", "").strip() == str(number)
-
-
-class Verbosity(IntEnum):
-    """What goes to standard error besides errors."""
-
-    QUIET = 0
-    """Nothing: no warnings, no progress."""
-    NORMAL = 1
-    """Warnings and progress."""
-    VERBOSE = 2
-    """Also the settings in force."""
-
-
-_level = Verbosity.NORMAL
-
-
-def set_verbosity(quiet: bool, verbose: bool) -> None:
-    """Sets how much the command of this process prints. `verbose` wins over `quiet`."""
-    global _level
-    _level = Verbosity.VERBOSE if verbose else Verbosity.QUIET if quiet else Verbosity.NORMAL
-
-
-def is_quiet() -> bool:
-    """Returns whether only results and errors are printed."""
-    return _level is Verbosity.QUIET
-
-
-def notice(text: str, level: Verbosity = Verbosity.NORMAL) -> None:
-    """Prints a line on standard error at once, unless `level` is above what the user wants to see."""
-    if _level >= level:
-        print(f"ackline: {text}", file=sys.stderr, flush=True)
 
 
 def notice_start_of_spark() -> None:

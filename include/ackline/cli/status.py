@@ -36,7 +36,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE, TurnKind
 from ackline.pipeline.arguments import PartitionChoice
 from ackline.pipeline.folder import audit_root, load_folder, pipelines_folder
-from ackline.tables.history import step_figures
+from ackline.tables.history import settled_turns, step_figures
 from ackline.tables.lease import HolderState
 
 WATCH_SECONDS = 5.0
@@ -155,8 +155,6 @@ def _open_lines(open_turn: OpenTurn, now: datetime) -> list[str]:
 
 
 def _last_action_lines(name: str, lane: str, now: datetime) -> list[str]:
-    from ackline.tables.history import settled_turns  # not at import: it loads DuckDB
-
     for action in settled_turns(audit_root(), name, lane, 1, actions_only=True):
         reason = f": {action.reason}" if action.reason else ""
         # An action of the kind of a run is `ackline void`, which has recorded the turn of a run as lost.
@@ -248,9 +246,6 @@ def history(
 
     Examples: `ackline history orders`, `ackline history orders --actions --limit 5`
     """
-    from ackline.pipeline.folder import audit_root
-    from ackline.tables.history import settled_turns
-
     pipeline_named(name)
     if lane is not None:
         check_lane(name, lane)
@@ -270,3 +265,6 @@ def _history_row(turn: Any) -> list[Any]:
     number = f"{turn.epoch}.{turn.turn}" if turn.lane == "live" else f"{turn.lane} {turn.epoch}.{turn.turn}"
     seconds = None if turn.duration is None else round(turn.duration, 1)
     return [turn.end, number, turn.kind, seconds, turn.records, outcomes or None, turn.actor, turn.run_id, turn.reason]
+
+
+COMMANDS = {"status": status, "history": history}

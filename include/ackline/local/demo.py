@@ -259,7 +259,8 @@ def _wait_for_next_run(console: Console, airflow: LocalAirflow, dag: str, shown:
 def _end_of_failed_log(airflow: LocalAirflow, dag: str, run: str) -> str:
     """Returns the last lines of the log of the first task that did not succeed."""
     tasks = airflow.task_states(dag, run)
-    failed = next((name for name in ("plan", "replay", "settle") if tasks.get(name) != "success"), "plan")
+    done = ("success", "skipped")  # plan skips a replay that would find nothing to read
+    failed = next((name for name in ("plan", "replay", "settle") if tasks.get(name) not in done), "plan")
     try:
         log = airflow.log(dag, run, failed)
     except FatalError as error:

@@ -30,7 +30,6 @@ from ackline.tables.layout import EffectiveTurns
 from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.tables.reads import Where, as_expression
 from ackline.tables.schemas import TIME
-from ackline.tables.sql import sql_result
 from ackline.tables.store import LedgerStore
 from ackline.tables.table import AuditTable
 
@@ -167,6 +166,8 @@ def settled_turns(
         wanted.append(f"(by_operator OR kind NOT IN ({', '.join(map(_literal, _NO_ACTIONS))}))")
     query = f'SELECT * FROM turns WHERE {" AND ".join(wanted)} ORDER BY "end" DESC, lane, epoch DESC, turn DESC'
     names = [field.name for field in fields(SettledTurn) if field.name != "outcomes"]
+    from ackline.tables.sql import sql_result  # it loads DuckDB, which the steps and most commands do not need
+
     with sql_result(root, query if limit is None else f"{query} LIMIT {limit}", [pipeline]) as reader:
         return [
             SettledTurn(**{name: row[name] for name in names}, outcomes={n: row[n] for n in _COUNTS if row[n]})
