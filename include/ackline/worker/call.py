@@ -6,7 +6,7 @@ A handler may answer `InFlight`. What becomes of it depends on the settings of t
 import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.handler import Dead, Emit, Fail, Handler, Hold, InFlight, Skip, Tier, Yielded, sign_tokens_with
+from ackline.handler import Dead, Emit, Fail, Handler, Hold, InFlight, Record, Skip, Tier, Yielded, sign_tokens_with
 from ackline.ledger.backoff import parse_duration
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import LATEST, MICROSECOND
@@ -104,12 +104,22 @@ class CallObserver(Protocol):
         """Sends the outcome of the record at `offset`, which was not acked."""
 
 
+IsFull = Callable[[], bool]
+"""Returns whether no more records should be handled, because what their calls have emitted waits in memory."""
+
+
 class Router(ABC):
     """Calls one of several handlers for each record: `ackline.worker.streams`."""
 
     @abstractmethod
-    def call(self, records: Records, now: Clock, observer: CallObserver | None = None) -> Outcomes:
-        """Returns the outcome of each record."""
+    def call(
+        self,
+        records: Records,
+        now: Clock,
+        observer: CallObserver | None = None,
+        is_full: IsFull | None = None,
+    ) -> Outcomes:
+        """Returns the outcome of each record; of the first ones, if `is_full` has returned True after one of them."""
 
 
 def call_handler(
@@ -119,36 +129,45 @@ def call_handler(
     now: Clock,
     deliver_tombstones: bool,
     observer: CallObserver | None = None,
+    is_full: IsFull | None = None,
 ) -> Outcomes:
     """Calls the handler, and returns the outcome of each record. Without `deliver_tombstones`, records without a value
-    are skipped, and the handler does not get them.
+    are skipped, and the handler does not get them. A record handler gets no more records once `is_full` returns True:
+    then the outcomes are those of the first records, at least of one.
 
     Raises an AcklineError only for what keeps a record from being handled without being its fault.
     """
     if deliver_tombstones or not records.values.null_count:
-        return _call(handler, tier, records, now, observer)
+        return _call(handler, tier, records, now, observer, is_full)
     delivered = records.values.is_valid().to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(delivered)
     outcomes = Outcomes(np.empty(0, np.int64))
     if len(rows):
-        outcomes = _call(handler, tier, records.filter(delivered), now, observer)
-    time = now()
-    handled_at = np.full(len(records), time, dtype=np.int64)
+        outcomes = _call(handler, tier, records.filter(delivered), now, observer, is_full)
+    time, count, called = now(), len(records), len(outcomes.handled_at)
+    if called < len(rows):
+        count, rows = int(rows[called]), rows[:called]
+    handled_at = np.full(count, time, dtype=np.int64)
     handled_at[rows] = outcomes.handled_at
     not_acked = [outcome.at_row(int(rows[outcome.row])) for outcome in outcomes.not_acked]
-    not_acked += [tombstone_outcome(int(row), time) for row in np.flatnonzero(~delivered)]
+    not_acked += [tombstone_outcome(int(row), time) for row in np.flatnonzero(~delivered[:count])]
     return Outcomes(handled_at, sorted(not_acked, key=lambda outcome: outcome.row), outcomes.calls)
 
 
 def _call(
-    handler: Handler | Router, tier: Tier, records: Records, now: Clock, observer: CallObserver | None
+    handler: Handler | Router,
+    tier: Tier,
+    records: Records,
+    now: Clock,
+    observer: CallObserver | None,
+    is_full: IsFull | None,
 ) -> Outcomes:
     if isinstance(handler, Router):
-        return handler.call(records, now, observer)
+        return handler.call(records, now, observer, is_full)
     if observer is not None:
         handler = observer.wrap(handler, tier)
     if tier is Tier.RECORD:
-        return call_record_handler(handler, records, now, observer=observer)
+        return call_record_handler(handler, records, now, observer=observer, is_full=is_full)
     return call_arrow_handler(handler, records, now)
 
 
@@ -158,15 +177,16 @@ def call_record_handler(
     now: Clock,
     payload_of: PayloadOf | None = None,
     observer: CallObserver | None = None,
+    is_full: IsFull | None = None,
 ) -> Outcomes:
     """Calls a handler of the record tier once for each record. `payload_of` is for a handler that sees more of a record
-    than its raw bytes."""
+    than its raw bytes. Stops after a record for which `is_full` returns True, and returns the outcomes up to it."""
     count = len(records)
-    remaining = iter(records)
+    remaining: Iterator[Record] = iter(records)
     forks = _forks
     not_acked: list[RowOutcome] = []
     times: list[int] = []
-    for _ in range(0, count, _GROUP):
+    while len(times) * _GROUP < count:
         for record in islice(remaining, _GROUP):
             try:
                 result = handler(record)
@@ -188,6 +208,10 @@ def call_record_handler(
                 not_acked.append(outcome_of_exception(error, row, records, now(), payload_of))
                 if observer is not None:
                     observer.report(record.offset, not_acked[-1])
+            if is_full is not None and is_full():
+                count = int(np.searchsorted(records.offsets, record.offset)) + 1
+                remaining = iter(())
+                break
         times.append(now())
     handled_at = np.repeat(np.array(times, dtype=np.int64), _GROUP)[:count]
     return Outcomes(handled_at, not_acked, count)

@@ -163,14 +163,7 @@ class TaskRun:
             self._waits[tp] = self._waits.get(tp, FetchTimes()) + wait
 
     def handle(self, records: Records) -> None:
-        """Calls the handler, no faster than the rate limit allows, and stores the outcomes."""
-        if self._rate_limit is None:
-            return self._handle(records)
-        for part in self._rate_limit.portions(records, self._settings.tier, self._settings.replay.deliver_tombstones):
-            self._handle(part)
-        return None
-
-    def _handle(self, records: Records) -> None:
+        """Calls the handler, and stores the outcomes. `records` are one of the portions that `portions` yields."""
         assert self._call is not None
         outcomes = self._call(records)
         self._calls += outcomes.calls
@@ -289,8 +282,11 @@ class TaskRun:
         self._last_offsets[tp] = int(offsets[-1])
 
     def portions(self, records: Records) -> Iterable[Records]:
-        """Returns the records in the portions that this task handles before it sends rows."""
-        return (records,)
+        """Returns the records in the portions that this task handles before it sends rows, each when the rate limit
+        allows it."""
+        if self._rate_limit is None:
+            return (records,)
+        return self._rate_limit.portions(records, self._settings.tier, self._settings.replay.deliver_tombstones)
 
     def rows(self) -> Iterable[pa.RecordBatch]:
         """Returns rows for the tasks after this one; none without steps."""

@@ -24,6 +24,7 @@ from ackline.pipeline.functions import StreamFunctions, check_emits, check_in_fl
 from ackline.pipeline.streams import DECODERS, Decode, Stream, Translation, Undecodable, scalar_texts
 from ackline.worker.call import (
     CallObserver,
+    IsFull,
     Router,
     call_arrow_handler,
     call_handler,
@@ -126,9 +127,16 @@ class Streams(Router):
         """The functions of the streams, in the order of the streams."""
         return [route.functions for route in self._routes]
 
-    def call(self, records: Records, now: Clock, observer: CallObserver | None = None) -> Outcomes:
-        """Returns the outcome of each record. An `observer` counts decoding and filters as part of a record's call; it
-        can't observe the batches that filters make."""
+    def call(
+        self,
+        records: Records,
+        now: Clock,
+        observer: CallObserver | None = None,
+        is_full: IsFull | None = None,
+    ) -> Outcomes:
+        """Returns the outcome of each record; of the first ones, if `is_full` has returned True after one of them. An
+        `observer` counts decoding and filters as part of a record's call; it can't observe the batches that filters
+        make."""
         routes = self._routes_of(records.tp.topic)
         if routes and routes[0].functions.filter is None and routes[0].functions.tier is Tier.ARROW:
             return _call_arrow_route(routes[0], records, now, observer)
@@ -138,7 +146,12 @@ class Streams(Router):
             if self._registry is not None:
                 self._registry.waiting = observer.waiting
         outcomes = call_record_handler(
-            handler, records, now, lambda row: chain(records.payload_of(row), _decoded(routes, records, row)), observer
+            handler,
+            records,
+            now,
+            lambda row: chain(records.payload_of(row), _decoded(routes, records, row)),
+            observer,
+            is_full,
         )
         outcomes.calls -= sum(outcome.error_class in _NOT_CALLED for outcome in outcomes.not_acked)
         for route, rows in batches:
@@ -259,8 +272,9 @@ def load_call(
     tier: Tier,
     observer: CallObserver | None = None,
     wrap: Callable[[Handler], Handler] | None = None,
+    is_full: IsFull | None = None,
 ) -> CallHandler:
-    """Returns a function that calls the job's handler in this process, through `wrap` if it is given.
+    """Returns a function that calls the job's handler in this process, through `wrap` if it is given, until `is_full`.
 
     Raises what `load_handler_or_streams` raises.
     """
@@ -270,7 +284,7 @@ def load_call(
         handler = handler.with_wrapped_handlers(wrap) if isinstance(handler, Streams) else wrap(handler)
     clock = outcome_clock(settings.now)
     use_in_flight_settings(settings)
-    return lambda records: call_handler(handler, tier, records, clock, settings.deliver_tombstones, observer)
+    return lambda records: call_handler(handler, tier, records, clock, settings.deliver_tombstones, observer, is_full)
 
 
 def load_handler_or_streams(

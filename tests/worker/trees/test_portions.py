@@ -10,7 +10,7 @@ import pytest
 from ackline.handler import Emit, Record, Tuple
 from ackline.spark.lineage import tasks_of_chain
 from ackline.worker.settings import ReplayJob
-from ackline.worker.trees import stages
+from ackline.worker.trees import calls, stages
 from ackline.worker.trees.batch import Ended
 from ackline.worker.trees.calls import TreeCalls
 from tests.support.memory_adapters import MemoryAdapters
@@ -48,8 +48,8 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     end_batch = TreeCalls.end
 
-    def counted(calls: TreeCalls) -> Ended:
-        ended = end_batch(calls)
+    def counted(of_task: TreeCalls) -> Ended:
+        ended = end_batch(of_task)
         counts.append(sum(rows.num_rows for rows in ended.rows))
         return ended
 
@@ -58,20 +58,34 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("isolated", [False, True])
-def test_a_portion_holds_no_more_tuples_than_a_batch_should(tasks: TaskLab, held: list[int], isolated: bool) -> None:
+def test_a_batch_holds_no_more_tuples_than_it_should(tasks: TaskLab, held: list[int], isolated: bool) -> None:
     tp = tasks.put(*[b"400"] * 60)
     job = tasks.ran(MANY, {tp: (0, 60)}, topology=STEPS, isolated=isolated)
     assert len(tasks.outcomes(job)) == 60
     assert 400 <= max(held) <= 10_000
 
 
-def test_records_that_emit_more_than_a_batch_should_hold_are_handled_in_short_portions(
-    tasks: TaskLab, held: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("deliver_tombstones", [False, True])
+def test_a_batch_ends_with_the_record_that_fills_it_although_those_before_it_were_small(
+    tasks: TaskLab, held: list[int], deliver_tombstones: bool
 ) -> None:
-    monkeypatch.setattr(stages, "_FIRST_PORTION", 2)
-    tp = tasks.put(*[b"6000"] * 5)
-    tasks.ran(MANY, {tp: (0, 5)}, topology=STEPS)
-    assert [count for count in held if count][:4] == [12_000, 6_000, 6_000, 6_000]
+    """Each of 300 records emits one tuple of 500 B. Then each of five emits 6,000, with a tombstone after each one."""
+    tp = tasks.put(*[b"1"] * 300, *[b"6000", None] * 5)
+    job = tasks.ran(MANY, {tp: (0, 310)}, topology=STEPS, deliver_tombstones=deliver_tombstones)
+    assert [count for count in held if count][:3] == [12_300, 12_000, 6_000]
+    assert [offset for offset, _, _ in tasks.outcomes(job)] == list(range(310))
+    assert [outcome for _, outcome, _ in tasks.outcomes(job)][300:] == [
+        "failed",
+        "acked" if deliver_tombstones else "skipped",
+    ] * 5
+
+
+def test_a_batch_ends_by_bytes(tasks: TaskLab, held: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tuple counts as about its 500 B and 100 B more."""
+    monkeypatch.setattr(calls, "MAX_BYTES", 1 << 20)
+    tp = tasks.put(*[b"1"] * 100, *[b"700"] * 60)
+    tasks.ran(MANY, {tp: (0, 160)}, topology=STEPS)
+    assert 700 <= max(held) <= 2_500
 
 
 def test_the_length_of_a_portion_changes_no_outcome_and_no_tuple(
@@ -79,7 +93,6 @@ def test_the_length_of_a_portion_changes_no_outcome_and_no_tuple(
 ) -> None:
     found = []
     for longest in (1, 2, 500):
-        monkeypatch.setattr(stages, "_FIRST_PORTION", longest)
         monkeypatch.setattr(stages, "_MAX_PORTION", longest)
         seen.clear()
         tp = tasks.put(b"0", b"3", b"4", b"300", b"x", b"1", b"2")

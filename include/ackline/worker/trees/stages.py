@@ -33,7 +33,9 @@ from ackline.worker.trees.output_rows import OutputRows
 from ackline.worker.trees.rows import UNTRACKED, EdgeNumbers, Edges, seed_of
 
 _FIRST_PORTION = 20
+"""Records of the first portion that an isolated handler gets."""
 _MAX_PORTION = 500
+"""Records of a batch of calls, at most. A batch ends earlier, with the record whose call fills it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,10 @@ class SourceRun(TaskRun):
     """
 
     def __init__(self, settings: TaskSettings, source: str = "fresh") -> None:
+        self._portion, self._handled = _MAX_PORTION, 0
         super().__init__(settings, source)
         assert settings.replay.topology is not None
         self._outbox = Outbox()
-        self._portion = _FIRST_PORTION
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         super().__exit__(kind, error, trace)
@@ -125,8 +127,9 @@ class SourceRun(TaskRun):
             if settings.tracking:
                 self._seeds = {(tp.topic, tp.partition): (n, seed_of(turn, tp)) for n, tp in enumerate(tps)}
             if isinstance(self._trees, IsolatedTreeCalls):
+                self._portion = _FIRST_PORTION
                 return IsolatedHandler(settings, self._settings.tier, self._clock, self._trees.process)
-            return load_call(settings, self._settings.tier, wrap=self._delivering)
+            return load_call(settings, self._settings.tier, wrap=self._delivering, is_full=lambda: self._trees.full)
 
     def _delivering(self, handler: Handler) -> Handler:
         """Returns the handler; what it emits is delivered before its call returns."""
@@ -137,15 +140,19 @@ class SourceRun(TaskRun):
 
         return call
 
-    def _handle(self, records: Records) -> None:
+    def handle(self, records: Records) -> None:
+        """Calls the handler until what it has emitted is much, sends that on, and stores the outcomes."""
         assert self._call is not None
         outcomes = self._call(records)
         self._calls += outcomes.calls
+        self._handled = len(outcomes.handled_at)
+        records = records.slice(0, self._handled)
         if isinstance(self._trees, IsolatedTreeCalls):
             self._trees.deliver_records(records, outcomes, self._seeds)
-        # A portion at most doubles, so that a few small records before large ones do not make it long at once.
-        fits = int(len(records) / max(self._trees.fill, 1e-9))
-        self._portion = max(1, min(fits, 2 * self._portion, _MAX_PORTION))
+            # The process answers for a whole portion, so its length follows what the portion before it emitted. It at
+            # most doubles, so that a few small records before large ones do not make it long at once.
+            fits = int(len(records) / max(self._trees.fill, 1e-9))
+            self._portion = max(1, min(fits, 2 * self._portion, _MAX_PORTION))
         ended = self._trees.end()
         if len(ended.events):
             records, outcomes = self._without_open_trees(records, outcomes, ended)
@@ -184,13 +191,13 @@ class SourceRun(TaskRun):
         )
 
     def portions(self, records: Records) -> Iterator[Records]:
-        """Yields the records in small portions: what they emit waits here until it is sent. The length of a portion
-        follows how much the records of the portion before it emitted."""
-        start = 0
-        while start < len(records):
-            length = self._portion  # handling the portion changes it
-            yield records.slice(start, length)
-            start += length
+        """Yields the records in small portions: what they emit waits here until it is sent. A portion begins with the
+        records of the one before it that were left, because what the others had emitted was much."""
+        for part in super().portions(records):
+            start = 0
+            while start < len(part):
+                yield part.slice(start, self._portion)
+                start += self._handled
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yields rows for steps and the acker, as soon as they are many."""
