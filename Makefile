@@ -46,7 +46,7 @@ format: setup ## let ruff lay out the code
 	@ruff check --fix --select I $(CHECKED) scripts
 	@ruff format $(CHECKED) scripts
 
-bench: setup ## throughput, as ratios; then what each size costs, with its aim
+bench: setup ## CPU and speed of each tier beside other programs; then what each size costs, with its aim
 	@python -m tests.bench.run
 	@python -m tests.bench.turns
 	@python -m tests.bench.ledger_sizes
