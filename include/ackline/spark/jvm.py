@@ -98,8 +98,11 @@ def _place() -> tuple[Path, str]:
     program = Path(java()).resolve()
     spark = importlib.util.find_spec("pyspark")
     place = spark.submodule_search_locations if spark is not None else None
-    # A Java that was replaced at the same path needs an archive of its own.
-    key = f"{program}\0{program.stat().st_mtime_ns}\0{place}\0{version('pyspark')}"
+    # A Java or a pyspark that was installed again at the same path needs an archive of its own: Java refuses one that
+    # was made of JARs with other times.
+    jars_of_spark = [Path(folder, "jars") for folder in place or ()]
+    times = [path.stat().st_mtime_ns for path in (program, *jars_of_spark) if path.exists()]
+    key = f"{program}\0{place}\0{times}\0{version('pyspark')}"
     return cache_folder(), f"classes-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
