@@ -245,18 +245,24 @@ def test_a_wrong_value_is_refused_in_the_form_and_again_in_the_task(params: Para
 # ---- the task -------------------------------------------------------------------------------------------------------
 
 
+def tasks_open(lane: MemoryLane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the tasks of a DAG open this lane, and check neither its handler nor the connection of Spark."""
+
+    @contextmanager
+    def opened(*_: object) -> Iterator[MemoryAdapters]:
+        yield lane.adapters()
+
+    monkeypatch.setattr(operators, "opened", opened)
+    monkeypatch.setattr(operators, "DriverHook", lambda *_, **__: None)
+    monkeypatch.setattr("ackline.pipeline.functions.check_functions", lambda *_: None)
+
+
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MemoryLane]:
     """Runs the plan task of a run with these params on a lane; returns the lane."""
 
     def run(lane: MemoryLane, **values: Any) -> MemoryLane:
-        @contextmanager
-        def opened(*_: object) -> Iterator[MemoryAdapters]:
-            yield lane.adapters()
-
-        monkeypatch.setattr(operators, "opened", opened)
-        monkeypatch.setattr(operators, "DriverHook", lambda *_, **__: None)
-        monkeypatch.setattr("ackline.pipeline.functions.check_functions", lambda *_: None)
+        tasks_open(lane, monkeypatch)
         context: Any = {"run_id": "manual__1", "params": values}
         PlanOperator(task_id="plan", pipeline=lane.adapters().pipeline).execute(context)
         return lane
@@ -298,14 +304,7 @@ def test_a_plan_that_reads_nothing_stores_its_outcomes_and_skips_replay_and_sett
 ) -> None:
     """I11: an empty turn has its outcomes commit too, and settle runs after a replay that was skipped."""
     lane, pushed = MemoryLane(), dict[str, Any]()
-
-    @contextmanager
-    def opened(*_: object) -> Iterator[MemoryAdapters]:
-        yield lane.adapters()
-
-    monkeypatch.setattr(operators, "opened", opened)
-    monkeypatch.setattr(operators, "DriverHook", lambda *_, **__: None)
-    monkeypatch.setattr("ackline.pipeline.functions.check_functions", lambda *_: None)
+    tasks_open(lane, monkeypatch)
     monkeypatch.setattr("ackline.airflow.metrics.publish_metrics", lambda *_: None)
     ti = SimpleNamespace(
         xcom_push=lambda key, value: pushed.update({key: value}), xcom_pull=lambda task_ids: pushed["return_value"]

@@ -1,9 +1,12 @@
 """The archive of Spark's classes: used where it fits, never where it would end a JVM, and made once."""
 
+import importlib.util
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyspark
 import pytest
@@ -70,6 +73,22 @@ def test_another_java_has_an_archive_of_its_own(
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert jvm.archive() is None
+
+
+def test_a_pyspark_that_was_installed_again_has_an_archive_of_its_own_and_the_old_one_goes(
+    cache: Path, dumps: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java ignores an archive of JARs that have other times, in silence."""
+    spark = tmp_path / "pyspark"
+    (spark / "jars").mkdir(parents=True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: SimpleNamespace(submodule_search_locations=[str(spark)]))
+    jvm.make_archive()
+    before = jvm.archive()
+    os.utime(spark / "jars", (1, 1))
+    assert jvm.archive() is None
+    assert jvm.make_archive()
+    assert jvm.archive() != before
+    assert list(cache.glob("*.jsa")) == [jvm.archive()]
 
 
 def test_an_archive_that_cannot_be_made_is_a_sentence_and_no_part_of_it_stays(

@@ -63,7 +63,7 @@ def archive() -> Path | None:
 
     A JVM crashes on an archive that was cut off, so its name holds its length. Raises ConfigError without Java.
     """
-    folder, name = _place()
+    folder, _, name = _place()
     for file in folder.glob(f"{name}-*.jsa"):
         if file.stem.removeprefix(f"{name}-") == str(file.stat().st_size):
             return file
@@ -78,32 +78,41 @@ def make_archive() -> bool:
     """
     if archive() is not None:
         return False
-    folder, name = _place()
+    folder, prefix, name = _place()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f"{name}.lock", timeout=_SECONDS), tempfile.TemporaryDirectory(dir=folder) as scratch:
+        with FileLock(folder / f"{prefix}.lock", timeout=_SECONDS), tempfile.TemporaryDirectory(dir=folder) as scratch:
             if archive() is not None:
                 return False
             made = Path(scratch, name)
             _dump(made)
             # Its final name comes last, with its length, so no JVM ever meets a part of it.
-            made.replace(folder / f"{name}-{made.stat().st_size}.jsa")
+            final = made.replace(folder / f"{name}-{made.stat().st_size}.jsa")
+            for old in set(folder.glob(f"{prefix}-*.jsa")) - {final}:  # a JVM that uses one keeps it until it ends
+                old.unlink()
     except (OSError, subprocess.SubprocessError, TimeoutError) as error:
         raise TransientError(f"no archive of Spark's classes, so each start of Spark takes longer: {error}") from None
     return True
 
 
-def _place() -> tuple[Path, str]:
-    """The folder of the archive, which is that of the JARs, and how its name begins."""
+def _place() -> tuple[Path, str, str]:
+    """The folder of the archive, which is that of the JARs, how the names of all archives of this Java and this pyspark
+    begin, and how the name of the one that fits begins.
+
+    Java refuses an archive that was made with another Java, or with JARs of other times. So a Java or a pyspark that
+    was installed again at the same path needs an archive of its own.
+    """
     program = Path(java()).resolve()
     spark = importlib.util.find_spec("pyspark")
-    place = spark.submodule_search_locations if spark is not None else None
-    # A Java or a pyspark that was installed again at the same path needs an archive of its own: Java refuses one that
-    # was made of JARs with other times.
-    jars_of_spark = [Path(folder, "jars") for folder in place or ()]
-    times = [path.stat().st_mtime_ns for path in (program, *jars_of_spark) if path.exists()]
-    key = f"{program}\0{place}\0{times}\0{version('pyspark')}"
-    return cache_folder(), f"classes-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    places = list(spark.submodule_search_locations or ()) if spark is not None else []
+    installed = (program, *(Path(place, "jars") for place in places))
+    times = [path.stat().st_mtime_ns for path in installed if path.exists()]
+    prefix = f"classes-{_hash(program, places)}"
+    return cache_folder(), prefix, f"{prefix}-{_hash(times, version('pyspark'))}"
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 def _dump(file: Path) -> None:
