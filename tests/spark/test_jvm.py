@@ -1,7 +1,9 @@
-"""The archive of Spark's classes: used where it fits, never where it would end a JVM, and made once."""
+"""The options of a driver's JVM: its compilers, and the archive of Spark's classes, which is used where it fits, never
+where it would end a JVM, and made once."""
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,9 @@ import pyspark
 import pytest
 
 from ackline.errors import TransientError
+from ackline.pipeline.blocks import SparkBlock
 from ackline.spark import jars, jvm
+from ackline.spark.session import session_settings
 
 
 @pytest.fixture
@@ -45,6 +49,23 @@ def test_a_driver_uses_the_archive_from_when_it_is_there(cache: Path, dumps: lis
     assert not jvm.make_archive()
     assert len(dumps) == 1
     assert [path for path in cache.iterdir() if path.suffix not in (".jsa", ".lock")] == []
+
+
+def _flags(options: list[str]) -> str:
+    command = [jars.java(), *options, "-XX:+PrintFlagsFinal", "-version"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_driver_compiles_twice_only_what_runs_often_and_an_executor_as_java_does() -> None:
+    """A run of 1,000 records ends before the slow compiler would be worth its time."""
+    usual, ours = (
+        {name: int(value) for name, value in re.findall(r"(Tier4\w+Threshold) += (\d+)", _flags(options))}
+        for options in ([], jvm.driver_options().split())
+    )
+    assert len(usual) == 4
+    assert ours == {name: 10 * threshold for name, threshold in usual.items()}
+    settings = session_settings("spark://elsewhere:7077", SparkBlock(), submitted=False)
+    assert not [name for name in settings if name.startswith("spark.executor.") and "JavaOptions" in name]
 
 
 def test_of_two_that_make_the_archive_at_once_one_does(cache: Path, dumps: list[Path]) -> None:
