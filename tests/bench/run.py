@@ -35,7 +35,8 @@ LOOP, NOOP, JAVA = (
     "noop sink: json.loads",
     "Java consumer, one thread",
 )
-READS, MOVES, SMALL = "Spark reads", "Spark moves columns to Python", "a turn of one record a partition"
+READS, MOVES = "Spark reads", "Spark moves columns to Python"
+FEW_MOVES, FEW = "Spark moves one record a partition", "a turn of one record a partition"
 NOTHING, JSON, DECODED = "record: nothing", "record: json.loads", "record: decode: json"
 ISOLATED, UNCHECKED = "record: json.loads, isolated", "record: json.loads, check.crcs off"
 ARROW, ARROW_JSON, COLUMN = "Arrow: nothing", "Arrow: json.loads", "column: nothing"
@@ -87,7 +88,8 @@ def sides_of(spark: SparkSession, pool: Pool, read: Callable[[], int], subject: 
         Side(JAVA, read, subject.records),
         Side(READS, lambda: programs.spark_reads(spark, subject), subject.records),
         Side(MOVES, lambda: programs.spark_moves(spark, subject), subject.records),
-        Side(SMALL, lambda: programs.ackline_run(spark, few), few.records),
+        Side(FEW_MOVES, lambda: programs.spark_moves(spark, few), few.records),
+        Side(FEW, lambda: programs.ackline_run(spark, few), few.records),
     ]
     for name, settings in TIERS.items():
         sides.append(Side(name, _run_of(spark, subject, settings), subject.records))
@@ -102,7 +104,7 @@ def _run_of(spark: SparkSession, subject: Subject, settings: dict[str, Any]) -> 
 def costs(sides: dict[str, Side]) -> list[Figure]:
     """Returns the CPU of each side, and the aims for what Ackline itself costs in a tier."""
     aims = {NOTHING: 3.0, ARROW: 3.0}
-    return [side.figure(most=aims.get(name)) for name, side in sides.items() if name != SMALL]
+    return [side.figure(most=aims.get(name)) for name, side in sides.items() if name not in (FEW_MOVES, FEW)]
 
 
 def ratios(sides: dict[str, Side]) -> list[Figure]:
@@ -125,11 +127,11 @@ def ratios(sides: dict[str, Side]) -> list[Figure]:
 def budget(sides: dict[str, Side]) -> list[Figure]:
     """Returns where the CPU of a record goes. Each part is the difference of two sides that differ in this part."""
     micros = {name: side.micros for name, side in sides.items()}
-    turn = micros[SMALL] * sides[SMALL].records / sides[JSON].records
+    turn = (micros[FEW] - micros[FEW_MOVES]) * sides[FEW].records / sides[JSON].records
     parts = {
-        "read: Kafka to the JVM": micros[READS],
+        "read: Kafka to the JVM, and Spark's start of a job": micros[READS],
         "JVM → Python": micros[MOVES] - micros[READS],
-        "plan, settle, commit, and Spark's start of a job": turn,
+        "plan, settle, commit, and the fixed part of a job": turn,
         "outcomes and their files": micros[ARROW] - micros[MOVES] - turn,
         "a `Record`, and the call": micros[NOTHING] - micros[ARROW],
         "the handler": micros[JSON] - micros[NOTHING],
