@@ -81,14 +81,44 @@ def test_the_default_folder_of_the_tables_is_refused_with_executors_on_other_hos
     assert check_master("local[*]", MASTER) == "local[*]"
 
 
-@pytest.mark.parametrize("master", ["sc://host:15002/;token=abc;use_ssl=true", "sc://user@host"])
-def test_spark_connect_is_refused_by_name_and_without_its_token(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
-    monkeypatch.setenv(MASTER, master)
-    with pytest.raises(ConfigError, match=r"names sc://\w+.*, a Spark Connect server") as refused:
-        chosen_master()
+@pytest.mark.parametrize(
+    ("connection", "url"),
+    [
+        ("sc://host:15002", "sc://host:15002"),
+        ("sc://host", "sc://host:15002"),
+        ("spark-connect://host:15003", "sc://host:15003"),
+        ("spark-connect://me:abc@host:15003?use_ssl=True", "sc://host:15003/;user_id=me;token=abc;use_ssl=true"),
+        ('{"conn_type": "spark", "host": "sc://host", "port": 15002}', "sc://host:15002"),
+        ('{"conn_type": "spark", "host": "sc://host:15002/;token=abc"}', "sc://host:15002/;token=abc"),
+        ('{"conn_type": "spark_connect", "host": "host", "password": "abc"}', "sc://host:15002/;token=abc"),
+    ],
+)
+def test_the_connection_may_name_a_spark_connect_server_as_for_the_provider(
+    connection: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token shows nowhere. In Airflow, the driver is no spark-submit, and gets the token through its pipe."""
+    from ackline.airflow.driver import Secrets
+    from ackline.airflow.driver_hook import DriverHook
+
+    monkeypatch.delenv(MASTER, raising=False)
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", connection)
+    master = chosen_master()
+    assert master.url == url
+    assert str(master) == f"{url.partition('/;')[0]} (the connection spark_default)"
+    assert "abc" not in repr(master)
+    hook = DriverHook(Secrets(), conn_id="spark_default", application_args=["orders"])
+    assert hook._build_spark_submit_command("replay.py") == [sys.executable, "replay.py", "orders"]
+    assert hook._secrets.spark_master == url
+    assert hook._environment[MASTER] == url.partition("/;")[0]
+    assert not [name for name, value in hook._environment.items() if "abc" in value and "PYTEST" not in name]
+
+
+def test_a_server_on_another_host_needs_shared_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACKLINE_AUDIT", "")
+    assert check_master("sc://localhost:15002", MASTER) == "sc://localhost:15002"
+    with pytest.raises(ConfigError, match=r"executors of sc://host:15002 .* are on other hosts") as refused:
+        check_master("sc://host/;token=abc", MASTER)
     assert "abc" not in str(refused.value)
-    with pytest.raises(ConfigError, match="the Airflow connection spark_default names sc://"):
-        check_master(master, "the Airflow connection spark_default")
 
 
 def test_the_variable_by_which_pyspark_chooses_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from ackline.kafka.exact import Found, Gone
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.pipeline.topology import Step
-from ackline.spark.job import Progress, ReplayResult, check_counts, result_of
+from ackline.spark.application import Progress
+from ackline.spark.job import ReplayResult, check_counts, result_of
 from ackline.tables.table import AuditTable
 from ackline.worker import tasks
 from ackline.worker.records import TIMESTAMP

@@ -1,11 +1,13 @@
-"""The Spark driver of the replay tasks of `replay__NAME` and `backfill__NAME`: the program that spark-submit runs.
+"""The Spark driver of the replay tasks of `replay__NAME` and `backfill__NAME`: the program that spark-submit runs, or
+with a Spark Connect server Python alone.
 
 Exit status 0: done. 1: a transient error, Airflow retries the task. 2: a configuration error. 3: a fatal error. Airflow
 does not retry the last two. The cause is one line on standard error that begins with `ackline:`.
 
 The driver ends with its task: it watches the process of the task and its own JVM. Airflow's `on_kill` ends the JVM. But
 a task that is killed with SIGKILL runs no `on_kill`, and a Python driver does not end with its JVM by itself. Turns are
-fenced, so a replay without its task would do no harm, but it would use the machine.
+fenced, so a replay without its task would do no harm, but it would use the machine. A client of a Spark Connect server
+has no JVM: its parent is the task, and before it ends it has the server end the job.
 """
 
 import argparse
@@ -24,15 +26,21 @@ from typing import Any
 from ackline.airflow.traces import continued_trace
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError, counted
 from ackline.ledger.turns import LIVE
+from ackline.spark.master import MASTER, connect_server
 from ackline.tables.lease import ProcessIdentity
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 5.0
 
 
-def end_with_task(task: ProcessIdentity | None, end: Callable[[int], object] = os._exit) -> threading.Thread:
-    """Start a thread that ends the parent and this process once the process of the task or the parent is gone."""
-    parent = ProcessIdentity.of(os.getppid())
+def end_with_task(
+    task: ProcessIdentity | None, end: Callable[[int], object] = os._exit, *, has_jvm: bool = True
+) -> threading.Thread:
+    """Start a thread that ends the parent and this process once the process of the task or the parent is gone.
+
+    Without a JVM the parent is the task, which is never ended from here. This process then gets SIGTERM first.
+    """
+    parent = ProcessIdentity.of(os.getppid()) if has_jvm else None
 
     def watch() -> None:
         while all(process is None or process.alive() for process in (task, parent)):
@@ -43,6 +51,9 @@ def end_with_task(task: ProcessIdentity | None, end: Callable[[int], object] = o
             while parent is not None and parent.alive() and time.monotonic() < deadline:
                 parent.send(number)
                 time.sleep(0.1)
+        if not has_jvm:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(GRACE_SECONDS)
         end(1)
 
     thread = threading.Thread(target=watch, name="ackline-watch", daemon=True)
@@ -79,8 +90,14 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     # Before the secrets: a task that was killed meanwhile never writes them, and reading them would wait for ever.
     task = os.environ.pop(TASK, None)
-    end_with_task(ProcessIdentity.decode(task) if task else None)
+    is_client = connect_server(os.environ.get(MASTER, "")) is not None
+    if is_client:
+        # As Ctrl-C does: leaving the job has the server cancel it.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TRANSIENT))
+    end_with_task(ProcessIdentity.decode(task) if task else None, has_jvm=not is_client)
     secrets = read_secrets()
+    if secrets.spark_master is not None:
+        os.environ[MASTER] = secrets.spark_master  # of this process, which starts no other that inherits it
     try:
         options = BackfillOptions(arguments.max_records, arguments.max_rate, arguments.reason)
         lane = arguments.backfill
@@ -98,11 +115,13 @@ def main(argv: Sequence[str]) -> int:
 @dataclass(frozen=True, slots=True)
 class Secrets:
     """What the driver gets of its task that no other process may see: the properties of the Kafka connection, the
-    options of the tables' object store, and the trace with the login of its collector. None for what has none."""
+    options of the tables' object store, the trace with the login of its collector, and the address of a Spark Connect
+    server with its token. None for what has none."""
 
     connection: dict[str, Any] | None = None
     store_options: dict[str, str] | None = None
     trace: dict[str, str] | None = None
+    spark_master: str | None = None
 
 
 def read_secrets() -> Secrets:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,12 +21,13 @@ from typing import Any, NoReturn
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
 
-from ackline.airflow.driver import CONFIGURATION, FATAL, SECRETS, TASK, Secrets
+from ackline.airflow.driver import CONFIGURATION, FATAL, GRACE_SECONDS, SECRETS, TASK, Secrets
 from ackline.airflow.traces import trace_of_task, without_headers
 from ackline.errors import ConfigError
+from ackline.pipeline.connections import Connection as FoundConnection
 from ackline.pipeline.connections import without_airflow
 from ackline.pipeline.folder import handlers_folder
-from ackline.spark.master import MASTER, SPARK_CONNECTION, check_master, is_local
+from ackline.spark.master import MASTER, SPARK_CONNECTION, check_master, connect_server, is_local, master_of
 from ackline.tables.lease import ProcessIdentity
 
 _probed = "urllib3.util.connection" in sys.modules
@@ -62,8 +64,9 @@ class DriverHook(SparkSubmitHook):
     """The provider's hook, for a driver beside the task that has its own environment.
 
     Only that process gets the environment, and from a pipe the secrets. The provider would pass the environment as
-    visible arguments to YARN and Kubernetes, and would copy Airflow's own secrets into it. Raises ConfigError for
-    deploy mode `cluster` and for Spark Connect.
+    visible arguments to YARN and Kubernetes, and would copy Airflow's own secrets into it. With a Spark Connect server
+    the driver is a client: Python runs it, without spark-submit and without a JVM. Raises ConfigError for deploy mode
+    `cluster`.
     """
 
     def __init__(self, secrets: Secrets, **kwargs: Any) -> None:
@@ -75,10 +78,17 @@ class DriverHook(SparkSubmitHook):
                 f"would travel as an argument: set it to `client`; executors run on the cluster in both modes",
                 key="deploy-mode",
             )
-        master = check_master(self._connection["master"], f"the Airflow connection {SPARK_CONNECTION}")
+        named, source = self._connection["master"], f"the Airflow connection {SPARK_CONNECTION}"
+        self._server = connect_server(named)
+        if self._server is not None:
+            master = check_master(_with_login(self.get_connection(self._conn_id)), source)
+            self._server, named = connect_server(master), str(self._server)
+            self._secrets = replace(secrets, spark_master=master)
+        else:
+            check_master(named, source)
+            self._conf = driver_settings(named)
         # The driver needs the master before it has a Spark context, to choose the settings of its session.
-        self._environment = {**driver_environment(), MASTER: master}
-        self._conf = driver_settings(master)
+        self._environment = {**driver_environment(), MASTER: named}
 
     @classmethod
     def get_connection(cls, conn_id: str) -> Connection:
@@ -94,10 +104,30 @@ class DriverHook(SparkSubmitHook):
         with handed_over(json.dumps(asdict(secrets))) as pipe:
             return super().submit(application, env={**self._environment, SECRETS: pipe}, **kwargs)
 
+    def on_kill(self) -> None:
+        """End the driver. A client of a Spark Connect server gets the time to have its job ended there."""
+        if self._server is not None and self._submit_sp is not None:
+            self._submit_sp.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._submit_sp.wait(GRACE_SECONDS)
+        super().on_kill()
+
+    def _build_spark_submit_command(self, application: str) -> list[str]:
+        if self._server is None:
+            return super()._build_spark_submit_command(application)
+        self.log.info("the driver is a client of %s", self._server)
+        return [sys.executable, application, *map(str, self._application_args or ())]
+
     @property
     def exit_status(self) -> int | None:
         """The exit status of the driver; None before it has ended."""
         return None if self._submit_sp is None else self._submit_sp.returncode
+
+
+def _with_login(connection: Connection) -> str:
+    """Returns the address of the Spark Connect server that a connection names, with user, token and TLS."""
+    fields = (connection.login, connection.password, connection.extra_dejson, connection.host, connection.port)
+    return master_of(FoundConnection(str(connection.conn_type), *fields))
 
 
 def driver_settings(master: str) -> dict[str, str]:

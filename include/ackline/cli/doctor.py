@@ -37,7 +37,7 @@ from ackline.pipeline.pipeline import Pipeline
 from ackline.pipeline.streams import Stream, Translation
 from ackline.pipeline.topology import Step, Topology
 from ackline.scrub import scrub_address, texts_of_handler
-from ackline.spark.master import chosen_master
+from ackline.spark.master import chosen_master, connect_server
 from ackline.tables.folder import prove_conditional_put
 from ackline.tables.layout import all_lanes
 from ackline.tables.object_store import is_remote
@@ -176,8 +176,18 @@ def _machine() -> Iterator[Check]:
     yield _check("packages", _packages)
     yield _check("java", _java)
     yield _check("jars", _jars)
-    yield _check("spark master", lambda: str(chosen_master()))
+    yield _check("spark master", _master)
     yield _check("audit tables", _audit)
+
+
+def _master() -> str:
+    master = chosen_master()
+    server = connect_server(master.url)
+    if server is None:
+        return str(master)
+    from ackline.spark.connect import describe_server
+
+    return f"{describe_server(server)} ({master.source})"
 
 
 def _standstills(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:

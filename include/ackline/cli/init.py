@@ -274,8 +274,25 @@ def up(
 
 
 @dev.command()
+def spark(
+    port: Annotated[
+        int | None, typer.Option(help="The server's port. The default is a free port.", min=1, max=65535)
+    ] = None,
+) -> None:
+    """Start a Spark Connect server that stays up, so that `ackline run` waits for no start of Spark.
+
+    Commands use it while it runs, unless `ACKLINE_SPARK_MASTER` or the connection `spark_default` names a master.
+
+    Example: `ackline dev spark`
+    """
+    from ackline.local.spark_server import dev_spark
+
+    print(f"A Spark Connect server is up at {dev_spark(port)}. Stop it with: ackline dev down")
+
+
+@dev.command()
 def down() -> None:
-    """Stop what `ackline dev up` or `ackline demo --keep` left running.
+    """Stop what `ackline dev up`, `ackline dev spark` or `ackline demo --keep` left running.
 
     Example: `ackline dev down`
     """

@@ -1,7 +1,7 @@
 """Starts, stops and shows what stays up on this machine, and reads and prints its records as lines of JSON.
 
-What stays up is the broker of `ackline dev`, and a demo that was kept. Each has a folder below `.ackline`, and saves
-there what runs, so that a later command finds it.
+What stays up is the broker of `ackline dev`, its Spark Connect server, and a demo that was kept. Each has a folder
+below `.ackline`, and saves there what runs, so that a later command finds it.
 
 `ackline dev produce --file` reads a line of JSON for each record, and `ackline dev consume` prints such lines. A line
 is an object with `value` and, if there are any, `key`, `headers` (a list of pairs, or an object) and `partition`. Text
@@ -21,10 +21,11 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Top
 from confluent_kafka.admin import AdminClient
 
 from ackline.errors import ConfigError, TransientError, counted
-from ackline.local import airflow_servers, broker, events
+from ackline.local import airflow_servers, broker, events, spark_server
 from ackline.local.broker import Broker
 from ackline.local.connection import SAVED, demo_folder, dev_folder
 from ackline.local.events import RecordLine
+from ackline.spark.master import dev_spark_folder
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -120,9 +121,9 @@ def dev_up(port: int | None = None) -> str:
 
 
 def dev_down() -> bool:
-    """Stops the broker of `ackline dev` and a demo that was kept; returns whether any of them was running."""
-    demo_was_running = stop_demo()
-    return broker.stop_running(dev_folder()) or demo_was_running
+    """Stops broker and Spark of `ackline dev` and a demo that was kept; returns whether any of them was running."""
+    stopped = [stop_demo(), spark_server.stop_running(dev_spark_folder()), broker.stop_running(dev_folder())]
+    return any(stopped)
 
 
 def stop_demo() -> bool:
@@ -136,10 +137,12 @@ def stop_demo() -> bool:
 
 
 def dev_status() -> dict[str, Any]:
-    """Returns the address of each server that runs, by name: `broker`, `demo_broker`, `demo_airflow`."""
+    """Returns the address of each server that runs, by name: `broker`, `spark`, `demo_broker`, `demo_airflow`."""
     addresses: dict[str, Any] = {}
     if dev := broker.running(dev_folder()):
         addresses["broker"] = dev.bootstrap
+    if spark := spark_server.running(dev_spark_folder()):
+        addresses["spark"] = spark.address
     if demo := broker.running(demo_folder() / "broker"):
         addresses["demo_broker"] = demo.bootstrap
     if airflow := airflow_servers.running(demo_folder() / "airflow"):

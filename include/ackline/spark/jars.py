@@ -121,10 +121,16 @@ def jar_settings(*, delta: bool = False) -> dict[str, str]:
         return {}
     if source != PACKAGES:
         return {"spark.jars": ",".join(map(str, spark_jars() if delta else kafka_source_jars()))}
-    modules = ("spark-sql-kafka", "delta-spark") if delta else ("spark-sql-kafka",)
-    packages = (f"{jar.organisation}:{jar.module}:{jar.revision}" for jar in locked() if jar.module.startswith(modules))
     settings = os.environ.get("ACKLINE_IVY_SETTINGS")
-    return {"spark.jars.packages": ",".join(packages)} | ({"spark.jars.ivySettings": settings} if settings else {})
+    return {"spark.jars.packages": packages(delta=delta)} | ({"spark.jars.ivySettings": settings} if settings else {})
+
+
+def packages(*, delta: bool = False) -> str:
+    """Returns the Maven packages of the Kafka source, and with `delta` of Delta, as `--packages` takes them."""
+    modules = ("spark-sql-kafka", "delta-spark") if delta else ("spark-sql-kafka",)
+    return ",".join(
+        f"{jar.organisation}:{jar.module}:{jar.revision}" for jar in locked() if jar.module.startswith(modules)
+    )
 
 
 def broker_classpath() -> str:

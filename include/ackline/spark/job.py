@@ -7,15 +7,12 @@ the caller has committed the files.
 
 import logging
 import os
-import threading
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -26,60 +23,14 @@ from ackline.ledger.offsets import TopicPartition, count
 from ackline.ledger.outcomes import Outcome
 from ackline.pipeline.functions import StreamFunctions, isolation_obstacle
 from ackline.pipeline.outputs import StagedFile
-from ackline.pipeline.properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, is_true
 from ackline.pipeline.topology import Topology
+from ackline.spark.application import Application, Progress, application_of
 from ackline.spark.failure import error_of_spark, is_timestamp_overflow
 from ackline.spark.lineage import manifests_of, one_job
-from ackline.spark.master import is_local
 from ackline.spark.probe import WAIT_SECONDS, WAIT_SECONDS_ONCE, probe_executors, wait_until_sized, wait_until_visible
 from ackline.worker.files import WrittenFile
 from ackline.worker.settings import ReplayJob, TaskFolder, durations_of, open_task_folder
 from ackline.worker.streams import Streams, load_functions_of_job
-
-Progress = Callable[[int, int], None]
-"""Takes the number of tasks that are done, and of all tasks."""
-
-_INTERVAL = 0.5
-
-
-@contextmanager
-def report_progress(context: SparkContext, group: str, on_progress: Progress | None) -> Iterator[None]:
-    """Runs the block's Spark jobs as job group `group`, and calls `on_progress` from another thread twice a second.
-
-    An exception that leaves the block cancels its jobs.
-    """
-    context.setJobGroup(group, "ackline replay", interruptOnCancel=True)
-    ended = threading.Event()
-    reporter = None
-    if on_progress is not None:
-        reporter = threading.Thread(target=_report, args=(context, group, on_progress, ended), daemon=True)
-        reporter.start()
-    try:
-        yield
-    except BaseException:
-        with suppress(Exception):  # the connection to the JVM may be what Ctrl-C has interrupted
-            context.cancelJobGroup(group)
-        raise
-    finally:
-        ended.set()
-        if reporter is not None:
-            reporter.join()
-        with suppress(Exception):
-            context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
-
-
-def _report(context: SparkContext, group: str, on_progress: Progress, ended: threading.Event) -> None:
-    tracker = context.statusTracker()
-    while not ended.wait(_INTERVAL):
-        done = total = 0
-        for job in tracker.getJobIdsForGroup(group):
-            info = tracker.getJobInfo(job)
-            for stage in info.stageIds if info is not None else ():
-                state = tracker.getStageInfo(stage)
-                if state is not None:
-                    done, total = done + state.numCompletedTasks, total + state.numTasks
-        if total:
-            on_progress(done, total)
 
 
 @dataclass(slots=True)
@@ -176,22 +127,21 @@ def check_replay(spark: SparkSession, job: ReplayJob) -> None:
 
     Raises what `run_replay` would raise for them, and ConfigError for dynamic allocation.
     """
-    handler = load_functions_of_job(job.settings)
-    # Spark moves tasks away from executors that it gives back, so it would repeat tasks in the normal course of a job.
-    if job.settings.once and is_true(spark.sparkContext.getConf().get(DYNAMIC_ALLOCATION, "false")):
-        raise ConfigError(f"`{DYNAMIC_ALLOCATION}` is on: {DYNAMIC_ALLOCATION_REASON}", key=DYNAMIC_ALLOCATION)
+    handler, application = load_functions_of_job(job.settings), application_of(spark)
+    application.check(job, handler)
     try:
-        manifests_of(spark, with_possible_isolation(job, handler), handler)  # lazy: only an action reads
+        # Lazy: only an action reads. A server analyses the plan now, for its schema.
+        _ = manifests_of(spark, with_possible_isolation(job, handler), handler).schema
     except (PySparkException, Py4JError) as error:
         raise error_of_spark(error) from None
-    _probe(spark, job, handler)
+    _probe(application, job, handler)
 
 
-def _probe(spark: SparkSession, job: ReplayJob, handler: Handler | Streams) -> None:
+def _probe(application: Application, job: ReplayJob, handler: Handler | Streams) -> None:
     imports_handler = isinstance(handler, Streams) or tier_of(handler) is not Tier.COLUMN
     root = os.path.dirname(job.target.root.rstrip("/"))
-    probe_executors(spark.sparkContext, root, job.settings, job.kafka, imports_handler)
-    _probed.add(spark.sparkContext.applicationId)
+    probe_executors(application, root, job.settings, job.kafka, imports_handler)
+    _probed.add(application.id)
 
 
 def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None = None) -> ReplayResult:
@@ -213,14 +163,17 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     )
     if not job.fresh and not job.retries:
         return ReplayResult((), {}, 0, 0)
-    if not is_local(str(spark.sparkContext.master)) and spark.sparkContext.applicationId not in _probed:
-        _probe(spark, job, handler)
+    application = application_of(spark)
+    if not application.is_local:
+        application.check(job, handler)
+        if application.id not in _probed:
+            _probe(application, job, handler)
     with (
         # A job on one machine needs no proof that its tasks may start, unless at most once.
         open_task_folder(job.target.root, job.target.turn, job.settings.once)
-        if job.folder is None and (job.settings.once or not is_local(str(spark.sparkContext.master)))
+        if job.folder is None and (job.settings.once or not application.is_local)
         else nullcontext(job.folder) as folder,
-        report_progress(spark.sparkContext, f"ackline-{uuid.uuid4()}", on_progress),
+        application.watched(on_progress),
     ):
         result = result_of(_collect(spark, job, handler, folder), job.settings.topology)
     check_counts(result, job)

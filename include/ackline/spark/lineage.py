@@ -33,6 +33,7 @@ from ackline.kafka.config import java_properties
 from ackline.ledger.offsets import OffsetRange, TopicPartition, count
 from ackline.ledger.outcomes import LATEST_MILLISECOND, NO_TIMESTAMP
 from ackline.pipeline.topology import Step, Topology
+from ackline.spark.application import application_of
 from ackline.worker.records import RECORD_COLUMNS
 from ackline.worker.run import TOMBSTONE, rate_per_task
 from ackline.worker.settings import MANIFEST_SCHEMA, ReplayJob, ReplaySettings, TaskFolder, TaskSettings
@@ -101,7 +102,7 @@ def fresh_records(spark: SparkSession, ranges: Ranges, options: Mapping[str, str
 
     A task yields the records of one range in the order of their offsets, then those of the next range.
     """
-    cores = spark.sparkContext.defaultParallelism
+    cores = application_of(spark).cores
     large, small = large_and_small(ranges)
     parts = []
     if large:
@@ -264,7 +265,7 @@ def manifests_of(
     if topology is None:
         return union
     offsets = sum(map(len, job.fresh.values())) + sum(map(count, job.retries.values()))
-    parts = tasks_of_chain(offsets, spark.sparkContext.defaultParallelism, job.tuples_a_record)
+    parts = tasks_of_chain(offsets, application_of(spark).cores, job.tuples_a_record)
     return manifests_of_trees(union, task, topology, parts)
 
 
@@ -287,19 +288,19 @@ def _rate_per_task(spark: SparkSession, job: ReplayJob, max_rate: int) -> float:
     Only a local session has a fixed number of cores. A cluster's executors come and go, so there the share assumes that
     all tasks run at the same time.
     """
-    context = spark.sparkContext
-    cores = context.defaultParallelism
+    application = application_of(spark)
+    cores = application.cores
     large, _ = large_and_small(job.fresh)
     # The source may round up the number of parts of each large range.
     tasks = tasks_for(job.fresh, cores) + len(large) + len(split_for_tasks(job.retries, cores))
-    local = str(context.master).split("[")[0] == "local" and not context.getConf().contains("spark.default.parallelism")
-    return rate_per_task(max_rate, tasks, cores if local else None)
+    return rate_per_task(max_rate, tasks, application.fixed_cores)
 
 
 def _retry_parts(spark: SparkSession, job: ReplayJob) -> tuple[Any, DataFrame]:
-    """Returns the retries of each task as a broadcast list, and a DataFrame with one row for each task: its index."""
-    parts = split_for_tasks(job.retries, spark.sparkContext.defaultParallelism)
-    return spark.sparkContext.broadcast(parts), spark.range(0, len(parts), 1, len(parts))
+    """Returns the retries of each task as a shared list, and a DataFrame with one row for each task: its index."""
+    application = application_of(spark)
+    parts = split_for_tasks(job.retries, application.cores)
+    return application.share(parts), spark.range(0, len(parts), 1, len(parts))
 
 
 def as_records(source: DataFrame) -> DataFrame:
@@ -322,7 +323,7 @@ def with_outcomes(records: DataFrame, handler: Handler, settings: ReplaySettings
     Raises ConfigError if the handler returned anything else than a column over these rows; at most once, also if the
     column calls a user function.
     """
-    path = str(settings.handler)
+    path, application = str(settings.handler), application_of(records.sparkSession)
     note = F.col("note")
     if not settings.deliver_tombstones:
         note = F.coalesce(note, F.when(F.col("value").isNull(), F.lit(TOMBSTONE)))
@@ -338,7 +339,7 @@ def with_outcomes(records: DataFrame, handler: Handler, settings: ReplaySettings
         key = ["key"] if settings.key_hash_secret is not None else []
         kept = ["topic"] * topic + ["partition", "offset", "timestamp", "attempt", "note", "out_of_range", *key]
         outcomes = noted.select(*kept, outcome)
-        adds_only_columns = _is_projection(outcomes, noted)
+        adds_only_columns = application.adds_only_columns(outcomes, noted)
     except (PySparkException, Py4JError) as error:
         raise ConfigError(
             f"handler {path}: Spark can't resolve the column that it returned ({type(error).__name__})", key="handler"
@@ -349,7 +350,7 @@ def with_outcomes(records: DataFrame, handler: Handler, settings: ReplaySettings
             f"match the records: return an expression over single rows",
             key="handler",
         )
-    if settings.once and (function := _user_function(outcomes)):
+    if settings.once and (function := application.user_function(outcomes)):
         raise ConfigError(
             f"handler {path} calls a {function} function of a user: under at_most_once Spark may call it before the "
             f"marker of its task is there, so a task that Spark repeats would call it again. Use Spark's own functions "
@@ -357,29 +358,3 @@ def with_outcomes(records: DataFrame, handler: Handler, settings: ReplaySettings
             key="handler",
         )
     return outcomes
-
-
-def _user_function(outcomes: DataFrame) -> str | None:
-    """Returns the kind of user function in the columns that were added; None without one.
-
-    Spark evaluates such a function below the Python stage that creates the marker of its part, some batches ahead of
-    it. Spark's own functions have no side effects, so nothing is lost or repeated if they are evaluated twice.
-    """
-    jvm: Any = outcomes.sparkSession._jvm
-    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    columns: Any = outcomes._jdf.queryExecution().analyzed().projectList()
-    for kind, pattern in (("Python", patterns.PYTHON_UDF()), ("JVM", patterns.SCALA_UDF())):
-        if any(columns.apply(i).containsPattern(pattern) for i in range(columns.size())):
-            return kind
-    return None
-
-
-def _is_projection(outcomes: DataFrame, records: DataFrame) -> bool:
-    """Returns whether `outcomes` is a projection of `records` and nothing else."""
-    analyzed: Any = outcomes._jdf.queryExecution().analyzed()
-    source: Any = records._jdf.queryExecution().analyzed()
-    return bool(
-        analyzed.nodeName() == "Project"
-        and analyzed.children().size() == 1
-        and analyzed.children().head().equals(source)
-    )

@@ -3,14 +3,17 @@
 Importing this loads no Spark, because commands and DAGs check the master first.
 """
 
+import json
 import os
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
 
 from ackline.errors import ConfigError
 from ackline.pipeline.connections import Connection, find_connection
-from ackline.pipeline.folder import check_audit_is_shared
+from ackline.pipeline.folder import check_audit_is_shared, project_root
 
 MASTER = "ACKLINE_SPARK_MASTER"
 """The variable that names the master of the command, and that the Airflow task sets for its driver."""
@@ -18,7 +21,77 @@ SPARK_CONNECTION = "spark_default"
 """The connection that names the master, in Airflow and for the command."""
 
 _LOCAL = re.compile(r"local(-cluster)?(\[.*\])?")
-_CONNECT = ("sc://", "spark_connect://", "spark-connect://")
+_CONNECT = re.compile(r"(?:sc|spark_connect|spark-connect)://(?:[^/;?@]*@)?(\[[^\]]*\]|[^/;?:@]+)(?::(\d+))?(.*)")
+CONNECT_PORT = 15002
+"""The port of a Spark Connect server whose address names none."""
+_LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|\[?::1\]?")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectServer:
+    """The address of a Spark Connect server, and how a client reaches it."""
+
+    host: str
+    port: int
+    parameters: str = field(default="", repr=False)
+    """What follows the address, such as `/;use_ssl=true;token=…`. It may hold a token."""
+
+    def __str__(self) -> str:
+        return f"sc://{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """What pyspark connects to. It may hold a token."""
+        return f"{self}{self.parameters}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the server listens on this machine, or a tunnel to it does."""
+        return _LOOPBACK.fullmatch(self.host) is not None
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the client connects by TLS. pyspark uses TLS with a token, too."""
+        words = dict(word.partition("=")[::2] for word in self.parameters.lstrip("/").split(";"))
+        return words.get("use_ssl", "").lower() == "true" or "token" in words
+
+
+DEV_SERVER = "server.json"
+"""The file in a server's folder that names the last server started there, for its owner alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedServer:
+    """The last Spark Connect server started in a folder: its port, its process, when that started, and its token."""
+
+    port: int
+    pid: int
+    started: int
+    token: str = field(repr=False)
+
+    @property
+    def address(self) -> str:
+        """Its address without the token."""
+        return f"sc://localhost:{self.port}"
+
+
+def dev_spark_folder() -> Path:
+    """Returns the folder of the server of `ackline dev spark`."""
+    return project_root() / ".ackline" / "spark"
+
+
+def read_server(directory: Path) -> SavedServer | None:
+    """Returns the last server started in a folder, running or not; None if none was."""
+    try:
+        return SavedServer(**json.loads((directory / DEV_SERVER).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def connect_server(master: str) -> ConnectServer | None:
+    """Returns the Spark Connect server that a master names; None if it names none."""
+    found = _CONNECT.fullmatch(master)
+    return ConnectServer(found[1], int(found[2] or CONNECT_PORT), found[3]) if found else None
 
 
 def is_local(master: str) -> bool:
@@ -30,29 +103,51 @@ def is_local(master: str) -> bool:
 class Master:
     """A Spark master, and what has named it."""
 
-    url: str
+    url: str = field(repr=False)
+    """It may hold the token of a Spark Connect server."""
     source: str
 
     def __str__(self) -> str:
-        return f"{self.url} ({self.source})"
+        return f"{shown(self.url)} ({self.source})"
+
+
+def shown(master: str) -> str:
+    """Returns a master without what may be secret in it."""
+    return str(connect_server(master) or master.partition("?")[0])
+
+
+def _dev_server() -> Master | None:
+    """Returns the server of `ackline dev spark`; None if none listens."""
+    saved = read_server(dev_spark_folder())
+    if saved is None:
+        return None
+    with socket.socket() as client:
+        client.settimeout(1)
+        if client.connect_ex(("127.0.0.1", saved.port)) != 0:
+            return None
+    return Master(f"{saved.address}/;token={saved.token}", "`ackline dev spark`")
 
 
 def chosen_master() -> Master:
-    """Returns the master of a job: that of ACKLINE_SPARK_MASTER, else that of the connection `spark_default`, else
-    `local[*]`.
+    """Returns the master of a job: that of ACKLINE_SPARK_MASTER, else that of the connection `spark_default`, else the
+    server of `ackline dev spark` where one runs, else `local[*]`.
 
     A task of Airflow sets the variable for its driver, so that neither of them looks for another one. Raises
-    ConfigError if Spark Connect is named, also by SPARK_REMOTE, with which pyspark would use it; if the connection has
-    no host; and if the executors are on other machines while ACKLINE_AUDIT is not set. Raises TransientError if Airflow
-    can't be asked for the connection.
+    ConfigError if SPARK_REMOTE is set, by which pyspark would choose a Spark Connect server of its own; if the
+    connection has no host; and if the executors are on other machines while ACKLINE_AUDIT is not set. Raises
+    TransientError if Airflow can't be asked for the connection.
     """
-    if remote := os.environ.get("SPARK_REMOTE"):
-        check_master(remote if remote.startswith(_CONNECT) else f"sc://{remote}", "SPARK_REMOTE")
+    if os.environ.get("SPARK_REMOTE"):
+        raise ConfigError(
+            f"SPARK_REMOTE is set, by which pyspark chooses a Spark Connect server: unset it, and name the server in "
+            f"{MASTER} or in the connection {SPARK_CONNECTION}",
+            key="SPARK_REMOTE",
+        )
     if named := os.environ.get(MASTER):
         return Master(check_master(named, MASTER), MASTER)
     connection = find_connection(SPARK_CONNECTION, SPARK_CONNECTION)
     if connection is None:
-        return Master("local[*]", f"the connection {SPARK_CONNECTION} is not defined")
+        return _dev_server() or Master("local[*]", f"the connection {SPARK_CONNECTION} is not defined")
     source = f"the connection {SPARK_CONNECTION}"
     return Master(check_master(master_of(connection), source), source)
 
@@ -64,31 +159,41 @@ def master_of(connection: Connection) -> str:
     if not connection.host:
         raise ConfigError(
             f"the connection {SPARK_CONNECTION} has no host: write the master there, such as spark://HOST:PORT, "
-            f"k8s://…, yarn or local[*]",
+            f"k8s://…, yarn or local[*], or a Spark Connect server, sc://HOST:PORT",
             key=SPARK_CONNECTION,
         )
+    if connection.conn_type in _CONNECT_TYPES or connection.host.startswith("sc://"):
+        return _server_of(connection)
     whole = connection.conn_type == "spark" and ("://" in connection.host or not connection.port)
     host = connection.host if whole else f"{connection.conn_type}://{connection.host}"
     return f"{host}:{connection.port}" if connection.port else host
 
 
-def check_master(master: str, source: str) -> str:
-    """Returns the master. Raises ConfigError for Spark Connect, and for executors on other machines while ACKLINE_AUDIT
-    is not set; `source` is where the master is named.
+_CONNECT_TYPES = ("sc", "spark_connect")
+"""Types of connections to a Spark Connect server: its own scheme, and the type of Airflow's provider."""
 
-    A client of Spark Connect has no Spark context, through which Ackline ships the handlers, probes the executors and
-    cancels its job.
-    """
-    if master.startswith(_CONNECT):
-        address = re.split(r"[;@?]", master)[0].rstrip("/")  # a token may follow
-        raise ConfigError(
-            f"{source} names {address}, a Spark Connect server, where Ackline can't run: it ships the handlers and "
-            "probes the executors through a Spark context. Name a master: spark://HOST:PORT, k8s://…, yarn or local[*]",
-            key=source,
-        )
-    shown = master.partition("?")[0]
-    check_audit_is_shared(None if is_local(master) else f"the executors of {shown} ({source}) are on other hosts")
-    return master
+
+def _server_of(connection: Connection) -> str:
+    """Returns the address of a Spark Connect server; login, password and `use_ssl` are what they are for the provider:
+    user, token and TLS."""
+    address = f"sc://{(connection.host or '').removeprefix('sc://')}"
+    if connection.port:
+        address = f"{address}:{connection.port}"
+    words = {"user_id": connection.login, "token": connection.password}
+    words["use_ssl"] = "true" if str(connection.extra.get("use_ssl", "")).lower() == "true" else None
+    given = "".join(f";{name}={quote(value)}" for name, value in words.items() if value)
+    joined = "" if not given or "/;" in address else "/"
+    return f"{address}{joined}{given}"
+
+
+def check_master(master: str, source: str) -> str:
+    """Returns the master. Raises ConfigError for executors on other machines while ACKLINE_AUDIT is not set; `source`
+    is where the master is named."""
+    server = connect_server(master)
+    # The probe finds out whether a server at a local address has the same files.
+    same_machine = server.loopback if server is not None else is_local(master)
+    check_audit_is_shared(None if same_machine else f"the executors of {shown(master)} ({source}) are on other hosts")
+    return server.url if server is not None else master
 
 
 _STANDALONE = re.compile(r"spark://\[?([^,\]]+?)\]?:(\d+)")

@@ -14,18 +14,17 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow
 import pyspark
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
 import ackline
 from ackline.errors import AcklineError, ConfigError
+from ackline.spark.application import Application, ProbeTask
 from ackline.spark.failure import error_of_spark, text_of
-from ackline.spark.master import is_local
 from ackline.tables.errors import IgnoredStorageErrors, folder_errors
 from ackline.tables.folder import Folder
 from ackline.worker.files import WrittenFile
@@ -92,9 +91,6 @@ log = logging.getLogger(__name__)
 
 _ROUNDS = 5
 _MAX_TASKS = 1000
-_FIRST_EXECUTOR_SECONDS = 60.0
-_QUIET_SECONDS = 2.0
-_EXECUTOR_POLL_SECONDS = 0.2
 _FILES = ("ssl.keystore.location", "ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
 """Kafka properties that name files. Those that were not inlined must be on the executors."""
 
@@ -113,7 +109,7 @@ class Answer(NamedTuple):
 
 
 def probe_executors(
-    context: SparkContext,
+    application: Application,
     root: str,
     settings: ReplaySettings,
     kafka: KafkaSettings,
@@ -125,7 +121,7 @@ def probe_executors(
     `imports_handler` is False for a column handler: it runs in the JVM, so executors need not import it. Raises
     ConfigError with the host and the cause, and what Spark's job raises. Leaves no file behind.
     """
-    _wait_for_executors(context, sleep)
+    application.wait_for_executors(sleep)
     files = {name: str(kafka.properties[name]) for name in _FILES if name in kafka.properties}
     files = {name: path for name, path in files.items() if path != "probe"}
     folder = Folder(f"{root}/.probe-{uuid.uuid4()}")
@@ -135,11 +131,11 @@ def probe_executors(
             folder.write_first(token, b"driver")
         task = _probe_task(_versions(), pickle.dumps((settings, imports_handler)), files, folder.uri, token)
         for _ in range(_ROUNDS):
-            executors = _executors(context)
-            tasks = min(max(context.defaultParallelism, executors), _MAX_TASKS)
-            answers += _ask(context, task, tasks)
+            executors = application.executors()
+            tasks = min(max(application.cores, executors), _MAX_TASKS)
+            answers += _ask(application, task, tasks)
             _check(answers)
-            if _executors(context) <= executors:
+            if application.executors() <= executors:
                 break
         wait_until_sized(folder.uri, {answer.file: answer.size for answer in answers})
     finally:
@@ -157,9 +153,9 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _ask(context: SparkContext, task: Callable[[Iterable[int]], Iterator[Any]], tasks: int) -> list[Answer]:
+def _ask(application: Application, task: ProbeTask, tasks: int) -> list[Answer]:
     try:
-        return [Answer(*row) for row in context.parallelize(range(tasks), tasks).mapPartitions(task).collect()]
+        return [Answer(*row) for row in application.ask(task, tasks)]
     except (PySparkException, Py4JError) as error:
         raise _error_of_probe(error) from None
 
@@ -187,31 +183,9 @@ def _error_of_probe(error: Exception) -> AcklineError:
     )
 
 
-def _wait_for_executors(context: SparkContext, sleep: Callable[[float], None]) -> None:
-    """Waits until an executor is there, and for two seconds no other has come: they register one after another."""
-    if is_local(str(context.master)):
-        return
-    polls, quiet, executors = int(_FIRST_EXECUTOR_SECONDS / _EXECUTOR_POLL_SECONDS), 0.0, 0
-    for _ in range(polls):
-        now = _executors(context)
-        quiet = quiet + _EXECUTOR_POLL_SECONDS if now == executors else 0.0
-        executors = now
-        if executors and quiet >= _QUIET_SECONDS:
-            return
-        sleep(_EXECUTOR_POLL_SECONDS)
-    if not executors:
-        log.warning("%s: no executor is there yet; Spark waits until the cluster has room", context.master)
-
-
-def _executors(context: SparkContext) -> int:
-    """Returns the number of executors; on a local master 0, because the driver itself runs the tasks."""
-    jsc: Any = context._jsc
-    return max(len(jsc.sc().statusTracker().getExecutorInfos()) - 1, 0)
-
-
 def _probe_task(
     versions: Mapping[str, str], packed: bytes, files: Mapping[str, str], folder: str, token: str
-) -> Callable[[Iterable[int]], Iterator[tuple[str, str, str, int]]]:
+) -> ProbeTask:
     """Returns the probe's task. It imports everything itself, so that it can report what does not import."""
 
     def probe(parts: Iterable[int]) -> Iterator[tuple[str, str, str, int]]:

@@ -29,7 +29,7 @@ from ackline.errors import AcklineError, ConfigError, TransientError
 from ackline.pipeline.blocks import SparkBlock
 from ackline.pipeline.connections import without_airflow
 from ackline.pipeline.folder import handlers_folder
-from ackline.spark.master import address_towards, chosen_master, is_local
+from ackline.spark.master import address_towards, chosen_master, connect_server, is_local
 from ackline.tables.lease import own_children
 
 NOISE = (
@@ -227,12 +227,17 @@ def open_session(
 
     Outside spark-submit the session has the master of `chosen_master` and 1 GiB, without a user interface and with a
     quiet log. ACKLINE_SPARK_MEMORY and `block` override that, and `more` overrides all. On a cluster the session
-    carries Ackline's code and the handlers to the executors. Raises ConfigError if the JARs of the Kafka source are not
+    carries Ackline's code and the handlers to the executors. A Spark Connect server gives it a session of its own
+    (`ackline.spark.connect`). Raises ConfigError if the JARs of the Kafka source are not
     installed, if the master is refused or if it needs a secret that is not configured, and TransientError if Spark does
     not start.
     """
     block = block or SparkBlock()
     master = chosen_master().url
+    if (server := connect_server(master)) is not None:
+        from ackline.spark.connect import open_server_session  # its libraries take a second to load
+
+        return open_server_session(server, block)
     if block.python is not None and not is_local(master):
         os.environ["PYSPARK_PYTHON"] = block.python
     # Python workers use this interpreter. Without it they use the first `python3` on their PATH.

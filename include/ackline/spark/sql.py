@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from ackline.errors import ConfigError, FatalError
 from ackline.pipeline.blocks import SparkBlock
 from ackline.spark.jars import jar_settings
+from ackline.spark.master import MASTER, chosen_master, connect_server
 from ackline.spark.session import open_session
 
 SETTINGS = {
@@ -44,7 +45,15 @@ _CATALYST = "org.apache.spark.sql.catalyst"
 
 
 def open_sql_session(block: SparkBlock | None = None) -> SparkSession:
-    """Returns a session with Delta on the master that `chosen_master` returns. Raises what `open_session` raises."""
+    """Returns a session with Delta on the master that `chosen_master` returns. Raises what `open_session` raises, and
+    ConfigError for a Spark Connect server: its client can't look into a query before the server runs it."""
+    master = chosen_master()
+    if connect_server(master.url) is not None:
+        raise ConfigError(
+            f"{master} is a Spark Connect server, where no query can be checked before it runs: name another master in "
+            f"{MASTER}, such as local[*], or leave out `--engine spark`",
+            key=MASTER,
+        )
     return open_session("ackline-sql", block, {**SETTINGS, **jar_settings(delta=True)})
 
 

@@ -1,0 +1,370 @@
+"""What a replay needs of Spark beside DataFrames, in two forms: an application of this process, and a Connect server.
+
+An application that this process has started has a Spark context. A client of Spark Connect has none: it sends plans to
+a server that others use too. All that differs between the two is here, so the job, its lineage and the probe are the
+same. What a server can't prove, `ServerApplication.check` refuses by name.
+"""
+
+import logging
+import re
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from ackline.errors import ConfigError
+from ackline.handler import Handler, Tier, tier_of
+from ackline.pipeline.properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, is_true
+from ackline.spark.master import is_local
+from ackline.worker.settings import ReplayJob
+from ackline.worker.streams import Streams
+
+Progress = Callable[[int, int], None]
+"""Takes the number of tasks that are done, and of all tasks."""
+ProbeTask = Callable[[Iterable[int]], Iterator[tuple[str, str, str, int]]]
+
+log = logging.getLogger(__name__)
+
+_INTERVAL = 0.5
+_FIRST_EXECUTOR_SECONDS = 60.0
+_QUIET_SECONDS = 2.0
+_EXECUTOR_POLL_SECONDS = 0.2
+_MAX_CORES = 10_000
+_SPECULATION = "spark.speculation"
+ONE_ATTEMPT = ("spark.stage.maxAttempts", "spark.stage.maxConsecutiveAttempts")
+"""Settings that must be 1 where there are steps (`ackline.spark.session.REQUIRED_SETTINGS` says why)."""
+HIDDEN_TEXT = "spark.sql.redaction.string.regex"
+"""The setting of a session by which a server hides texts. The server puts the plan of each request into its event log
+and its pages, and the options of the Kafka source hold passwords."""
+EVERYTHING = "(?s).+"
+
+
+class Application(ABC):
+    """The Spark application that runs a session's jobs."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """What tells this application, or this session on a server, from all others."""
+
+    @property
+    @abstractmethod
+    def is_local(self) -> bool:
+        """Whether driver and executors are on one machine, with the same files and the same code."""
+
+    @property
+    @abstractmethod
+    def cores(self) -> int:
+        """How many tasks run at the same time, as far as Spark knows."""
+
+    @property
+    @abstractmethod
+    def fixed_cores(self) -> int | None:
+        """How many tasks run at the same time; None if that number may change or others share the cores."""
+
+    @abstractmethod
+    def setting(self, name: str) -> str | None:
+        """Returns the value of a setting of Spark; None if it is not set."""
+
+    def check(self, job: ReplayJob, handler: Handler | Streams) -> None:
+        """Raises ConfigError if this application can't keep what the job promises."""
+        # Spark moves tasks away from executors that it gives back, so it would repeat tasks in the normal course.
+        if job.settings.once and is_true(self.setting(DYNAMIC_ALLOCATION)):
+            raise ConfigError(f"`{DYNAMIC_ALLOCATION}` is on: {DYNAMIC_ALLOCATION_REASON}", key=DYNAMIC_ALLOCATION)
+
+    @abstractmethod
+    def watched(self, on_progress: Progress | None) -> AbstractContextManager[None]:
+        """Returns a context for jobs. `on_progress` is called from time to time while they run, and an exception that
+        leaves the context cancels them."""
+
+    @abstractmethod
+    def share(self, value: Any) -> Any:
+        """Returns an object that tasks can hold, whose attribute `value` is the value."""
+
+    def wait_for_executors(self, sleep: Callable[[float], None]) -> None:  # noqa: B027 - a server shows no executors
+        """Waits until an executor is there, and for two seconds no other has come: they register one after another."""
+
+    def executors(self) -> int:
+        """Returns the number of executors that are known to be there."""
+        return 0
+
+    @abstractmethod
+    def ask(self, task: ProbeTask, tasks: int) -> list[Any]:
+        """Runs the probe's task in at least as many Spark tasks as there are cores, and returns its rows. `tasks` is
+        how many are wanted."""
+
+    @abstractmethod
+    def adds_only_columns(self, outcomes: DataFrame, records: DataFrame) -> bool:
+        """Returns whether `outcomes` is a projection of `records` and nothing else."""
+
+    @abstractmethod
+    def user_function(self, outcomes: DataFrame) -> str | None:
+        """Returns the kind of user function in the columns that were added; None without one."""
+
+
+class OwnApplication(Application):
+    """The application of this process, through its Spark context."""
+
+    @property
+    def id(self) -> str:
+        return str(self.spark.sparkContext.applicationId)
+
+    @property
+    def is_local(self) -> bool:
+        return is_local(self._master)
+
+    @property
+    def _master(self) -> str:
+        return str(self.spark.sparkContext.master)
+
+    @property
+    def cores(self) -> int:
+        return self.spark.sparkContext.defaultParallelism
+
+    @property
+    def fixed_cores(self) -> int | None:
+        local = self._master.split("[")[0] == "local" and self.setting("spark.default.parallelism") is None
+        return self.cores if local else None
+
+    def setting(self, name: str) -> str | None:
+        return self.spark.sparkContext.getConf().get(name)
+
+    @contextmanager
+    def watched(self, on_progress: Progress | None) -> Iterator[None]:
+        """Runs the block's jobs as a job group of their own. Calls `on_progress` from another thread."""
+        context, group = self.spark.sparkContext, f"ackline-{uuid.uuid4()}"
+        context.setJobGroup(group, "ackline replay", interruptOnCancel=True)
+        ended = threading.Event()
+        reporter = None
+        if on_progress is not None:
+            reporter = threading.Thread(target=self._report, args=(group, on_progress, ended), daemon=True)
+            reporter.start()
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):  # the connection to the JVM may be what Ctrl-C has interrupted
+                context.cancelJobGroup(group)
+            raise
+        finally:
+            ended.set()
+            if reporter is not None:
+                reporter.join()
+            with suppress(Exception):
+                context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+
+    def _report(self, group: str, on_progress: Progress, ended: threading.Event) -> None:
+        tracker = self.spark.sparkContext.statusTracker()
+        while not ended.wait(_INTERVAL):
+            done = total = 0
+            for job in tracker.getJobIdsForGroup(group):
+                info = tracker.getJobInfo(job)
+                for stage in info.stageIds if info is not None else ():
+                    state = tracker.getStageInfo(stage)
+                    if state is not None:
+                        done, total = done + state.numCompletedTasks, total + state.numTasks
+            if total:
+                on_progress(done, total)
+
+    def share(self, value: Any) -> Any:
+        return self.spark.sparkContext.broadcast(value)
+
+    def executors(self) -> int:
+        """On a local master 0, because the driver itself runs the tasks."""
+        jsc: Any = self.spark.sparkContext._jsc
+        return max(len(jsc.sc().statusTracker().getExecutorInfos()) - 1, 0)
+
+    def wait_for_executors(self, sleep: Callable[[float], None]) -> None:
+        if self.is_local:
+            return
+        polls, quiet, executors = int(_FIRST_EXECUTOR_SECONDS / _EXECUTOR_POLL_SECONDS), 0.0, 0
+        for _ in range(polls):
+            now = self.executors()
+            quiet = quiet + _EXECUTOR_POLL_SECONDS if now == executors else 0.0
+            executors = now
+            if executors and quiet >= _QUIET_SECONDS:
+                return
+            sleep(_EXECUTOR_POLL_SECONDS)
+        if not executors:
+            log.warning("%s: no executor is there yet; Spark waits until the cluster has room", self._master)
+
+    def ask(self, task: ProbeTask, tasks: int) -> list[Any]:
+        return self.spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(task).collect()
+
+    def adds_only_columns(self, outcomes: DataFrame, records: DataFrame) -> bool:
+        analyzed: Any = outcomes._jdf.queryExecution().analyzed()
+        source: Any = records._jdf.queryExecution().analyzed()
+        return bool(
+            analyzed.nodeName() == "Project"
+            and analyzed.children().size() == 1
+            and analyzed.children().head().equals(source)
+        )
+
+    def user_function(self, outcomes: DataFrame) -> str | None:
+        """Spark evaluates such a function below the Python stage that creates the marker of its part, some batches
+        ahead of it. Spark's own functions have no side effects, so nothing is lost or repeated if they are evaluated
+        twice."""
+        jvm: Any = self.spark._jvm
+        patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        columns: Any = outcomes._jdf.queryExecution().analyzed().projectList()
+        for kind, pattern in (("Python", patterns.PYTHON_UDF()), ("JVM", patterns.SCALA_UDF())):
+            if any(columns.apply(i).containsPattern(pattern) for i in range(columns.size())):
+                return kind
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A value that travels inside the function of each task: a server has no broadcast for its clients."""
+
+    value: Any
+
+
+class ServerApplication(Application):
+    """A session of this process on a Spark Connect server, which may be on another machine and serve others."""
+
+    @property
+    def id(self) -> str:
+        session: Any = self.spark
+        return str(session.session_id)
+
+    @property
+    def is_local(self) -> bool:
+        """False for a server on this machine too: only the probe can prove that it has the same files."""
+        return False
+
+    @cached_property
+    def cores(self) -> int:
+        number = F.spark_partition_id().alias("number")
+        [last] = self.spark.range(_MAX_CORES).select(number).agg(F.max("number").alias("last")).collect()
+        return int(last["last"]) + 1
+
+    @property
+    def fixed_cores(self) -> int | None:
+        """None: the cores are shared with the jobs of other clients."""
+        return None
+
+    def setting(self, name: str) -> str | None:
+        """A session begins with the settings of the server, and the server lets no client change those of its own."""
+        value: Any = self.spark.conf.get(name, "")
+        return str(value) or None
+
+    def check(self, job: ReplayJob, handler: Handler | Streams) -> None:
+        super().check(job, handler)
+        if is_true(self.setting(_SPECULATION)):
+            raise ConfigError(
+                f"the Spark Connect server has `{_SPECULATION}` on: a second attempt beside the first would call the "
+                f"handler twice for a record; start the server without it",
+                key=_SPECULATION,
+            )
+        if job.settings.topology is not None:
+            for name in ONE_ATTEMPT:
+                if self.setting(name) != "1":
+                    raise ConfigError(
+                        f"the Spark Connect server has not `{name}` 1, so after a lost shuffle parts of two executions "
+                        f"of a step could meet; start the server with `--conf {name}=1`",
+                        key=name,
+                    )
+        column = not isinstance(handler, Streams) and tier_of(handler) is Tier.COLUMN
+        if column and job.settings.once:
+            raise ConfigError(
+                f"handler {job.settings.handler} is a column handler: under at_most_once a Spark Connect server can't "
+                f"prove that its column calls no function of a user, which Spark may call twice. Use a record or Arrow "
+                f"handler, or name a master instead of the server",
+                key="handler",
+            )
+
+    @contextmanager
+    def watched(self, on_progress: Progress | None) -> Iterator[None]:
+        """Runs the block's jobs with a tag of their own. `on_progress` is called as often as the server reports."""
+        session: Any = self.spark
+        tag, last = f"ackline-{uuid.uuid4()}", 0.0
+
+        def report(stages: Any, **_: Any) -> None:
+            nonlocal last
+            done = sum(stage.num_completed_tasks for stage in stages or ())
+            total = sum(stage.num_tasks for stage in stages or ())
+            if total and on_progress is not None and (done == total or time.monotonic() - last >= _INTERVAL):
+                last = time.monotonic()
+                on_progress(done, total)
+
+        session.addTag(tag)
+        session.registerProgressHandler(report)
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):  # the server may be what has failed
+                session.interruptTag(tag)
+            raise
+        finally:
+            with suppress(Exception):
+                session.removeProgressHandler(report)
+                session.removeTag(tag)
+
+    def share(self, value: Any) -> Any:
+        return Carried(value)
+
+    def ask(self, task: ProbeTask, tasks: int) -> list[Any]:
+        """As many Spark tasks as there are cores run it, because a client can't see more of the executors."""
+
+        def answers(batches: Iterable[Any]) -> Iterator[Any]:
+            import pyarrow as pa
+
+            for _ in batches:
+                pass
+            host, problem, file, size = zip(*task([0]), strict=True)
+            yield pa.RecordBatch.from_pydict({"host": host, "problem": problem, "file": file, "size": size})
+
+        schema = "host string, problem string, file string, size bigint"
+        return self.spark.range(_MAX_CORES).mapInArrow(answers, schema).collect()
+
+    def adds_only_columns(self, outcomes: DataFrame, records: DataFrame) -> bool:
+        """Compares the nodes of both plans as the server has analysed them: only one projection may come on top."""
+        with self._plans_shown():
+            return _nodes(outcomes) == ["Project", *_nodes(records)]
+
+    def user_function(self, outcomes: DataFrame) -> str | None:
+        """`check` has refused the jobs for which this matters."""
+        return None
+
+    @contextmanager
+    def _plans_shown(self) -> Iterator[None]:
+        """Lets the server answer this session with plans. No job runs meanwhile, so no plan gets into its log."""
+        self.spark.conf.unset(HIDDEN_TEXT)
+        try:
+            yield
+        finally:
+            self.spark.conf.set(HIDDEN_TEXT, EVERYTHING)
+
+
+_ANALYZED = re.compile(
+    r"^== Analyzed Logical Plan ==$\n.*?\n(.*?)\n^== Optimized Logical Plan ==$", re.MULTILINE | re.S
+)
+_NODE = re.compile(r"^[ :]*(?:\+- |:- )?(\w+)", re.MULTILINE)
+
+
+def _nodes(rows: DataFrame) -> list[str]:
+    """Returns the names of the nodes of an analysed plan, from the top.
+
+    A literal that looks like a node only adds to the names, and so can hide none.
+    """
+    explained: Any = rows
+    found = _ANALYZED.search(explained._explain_string(extended=True))
+    return _NODE.findall(found[1]) if found else []
+
+
+@lru_cache(maxsize=8)
+def application_of(spark: SparkSession) -> Application:
+    """Returns the application that runs the jobs of a session."""
+    connect = type(spark).__module__.startswith("pyspark.sql.connect.")
+    return ServerApplication(spark) if connect else OwnApplication(spark)

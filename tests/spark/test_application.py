@@ -1,0 +1,140 @@
+"""What a Spark Connect server can't prove is refused by name, and before anything is read."""
+
+from typing import Any, cast
+
+import pytest
+from pyspark.sql import SparkSession
+
+from ackline.errors import ConfigError, TransientError
+from ackline.local.processes import free_ports
+from ackline.pipeline.blocks import SparkBlock
+from ackline.spark import application
+from ackline.spark.application import EVERYTHING, HIDDEN_TEXT, ServerApplication
+from ackline.spark.connect import open_server_session
+from ackline.spark.master import ConnectServer, connect_server
+from ackline.worker.settings import ReplayJob
+from tests.spark.tree_jobs import TWO
+
+
+class Session:
+    """A session with these settings, which explains a DataFrame by a text."""
+
+    def __init__(self, **settings: str) -> None:
+        self.settings = {name.replace("_", "."): value for name, value in settings.items()}
+        self.conf: Any = self
+        self.shown: list[bool] = []
+
+    def get(self, name: str, default: str) -> str:
+        return self.settings.get(name, default)
+
+    def set(self, name: str, value: str) -> None:
+        self.settings[name] = value
+
+    def unset(self, name: str) -> None:
+        self.settings.pop(name, None)
+
+
+class Rows:
+    """A DataFrame whose analysed plan is this text."""
+
+    def __init__(self, session: Session, plan: str) -> None:
+        self._session, self._plan = session, plan
+
+    def _explain_string(self, *, extended: bool) -> str:
+        self._session.shown.append(HIDDEN_TEXT not in self._session.settings)
+        head = "== Parsed Logical Plan ==\n'Project\n\n== Analyzed Logical Plan ==\na: int, b: int\n"
+        return f"{head}{self._plan}\n\n== Optimized Logical Plan ==\nProject\n+- Other"
+
+
+def server_application(session: Session) -> ServerApplication:
+    return ServerApplication(cast(SparkSession, session))
+
+
+def job(**settings: Any) -> Any:
+    from types import SimpleNamespace
+
+    defaults = {"once": False, "topology": None, "handler": "m:f"}
+    return cast(ReplayJob, SimpleNamespace(settings=SimpleNamespace(**(defaults | settings))))
+
+
+def handler(record: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted", "refusal"),
+    [
+        ({"spark_speculation": "true"}, {}, "`spark.speculation` on.*start the server without it"),
+        ({"spark_dynamicAllocation_enabled": "True"}, {"once": True}, "`spark.dynamicAllocation.enabled` is on"),
+        ({}, {"topology": TWO}, "start the server with `--conf spark.stage.maxAttempts=1`"),
+        ({"spark_stage_maxAttempts": "1"}, {"topology": TWO}, "`--conf spark.stage.maxConsecutiveAttempts=1`"),
+    ],
+)
+def test_a_setting_of_the_server_that_breaks_a_promise_is_refused(
+    settings: dict[str, str], wanted: dict[str, Any], refusal: str
+) -> None:
+    with pytest.raises(ConfigError, match=refusal):
+        server_application(Session(**settings)).check(job(**wanted), handler)
+    server_application(Session()).check(job(), handler)
+
+
+SOURCE = "Project [a#1]\n+- RelationV2[a#1] kafka"
+
+
+@pytest.mark.parametrize(
+    ("plan", "only_columns"),
+    [
+        ("Project [a#1, b#2]\n+- Project [a#1]\n   +- RelationV2[a#1] kafka", True),
+        ("Project [a#1, b#2]\n+- Window [b#2]\n   +- Project [a#1]\n      +- RelationV2[a#1] kafka", False),
+        ("Project [a#1, b#2]\n+- Generate explode(a#1)\n   +- Project [a#1]\n      +- RelationV2[a#1] kafka", False),
+        ("Project [a#1, b\n+- Project AS b#2]\n+- Project [a#1]\n   +- RelationV2[a#1] kafka", False),
+        ("*********(redacted)", False),
+    ],
+)
+def test_the_nodes_of_the_plan_prove_that_a_column_was_added_and_nothing_else(plan: str, only_columns: bool) -> None:
+    session = Session(**{HIDDEN_TEXT.replace(".", "_"): EVERYTHING})
+    found = server_application(session).adds_only_columns(
+        cast(Any, Rows(session, plan)), cast(Any, Rows(session, SOURCE))
+    )
+    assert found is only_columns
+    assert session.shown[0]
+    assert all(session.shown)
+    assert session.settings[HIDDEN_TEXT] == EVERYTHING  # no later request is shown
+
+
+def test_two_plans_that_can_not_be_read_prove_nothing() -> None:
+    session = Session()
+    rows: Any = Rows(session, "")
+    rows._explain_string = lambda **_: ""
+    assert not server_application(session).adds_only_columns(rows, rows)
+
+
+def server(master: str) -> ConnectServer:
+    found = connect_server(master)
+    assert found is not None
+    return found
+
+
+def test_what_only_the_start_of_a_server_sets_is_refused() -> None:
+    block = SparkBlock.model_validate(
+        {"executor_memory": "2g", "driver_memory": "2g", "conf": {"spark.sql.shuffle.partitions": 4}}
+    )
+    with pytest.raises(ConfigError, match=r"sets spark\.driver\.memory, spark\.executor\.memory, which a session"):
+        open_server_session(server("sc://localhost"), block)
+
+
+@pytest.mark.parametrize("master", ["sc://spark.example", "sc://spark.example:15002/;user_id=me"])
+def test_no_password_travels_unencrypted_to_another_host(master: str) -> None:
+    with pytest.raises(ConfigError, match=r"not encrypted, and the Kafka password travels.*use_ssl=true"):
+        open_server_session(server(master), SparkBlock())
+    assert server(f"{master}/;use_ssl=true").encrypted
+    assert server(f"{master}/;token=abc").encrypted
+
+
+def test_a_server_that_is_down_is_a_transient_error_at_once() -> None:
+    [port] = free_ports(1)
+    with pytest.raises(TransientError, match=f"no Spark Connect server answers at sc://localhost:{port}"):
+        open_server_session(server(f"sc://localhost:{port}"), SparkBlock())
+
+
+def test_a_session_of_a_master_is_no_client() -> None:
+    assert isinstance(application.application_of(cast(SparkSession, Session())), application.OwnApplication)

@@ -1,0 +1,201 @@
+"""A Spark Connect server runs the same jobs with the same outcomes as a master: every tier, trees, isolation, cancel.
+
+The server is that of `ackline dev spark`, with an event log. All tests share it, as the clients of a server do.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.connect.session import SparkSession as ServerSession
+
+from ackline.errors import ConfigError, RangeGone
+from ackline.local.broker import Broker
+from ackline.local.spark_server import SparkServer
+from ackline.spark.application import application_of
+from ackline.spark.job import check_replay, run_replay
+from ackline.spark.master import MASTER
+from ackline.spark.session import open_session
+from tests.conftest import MakeTopic
+from tests.kafka.kafka_log import delete_before
+from tests.spark.lab import Lab, run_script
+from tests.spark.tiers import EXPECTED, OUTCOME_WORDS
+from tests.spark.tree_jobs import ITEMS, TWO, ran
+from tests.support import journal
+
+pytestmark = pytest.mark.deep
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkServer]:
+    folder = tmp_path_factory.mktemp("connect")
+    events = folder / "events"
+    events.mkdir()
+    settings = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri(),
+                "spark.eventLog.compress": "false"}  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))  # its workers import the handlers of these tests
+        patch.setenv(journal.JOURNAL, str(folder / "journal"))
+        with SparkServer(folder, settings=settings, master="local[2]") as started:
+            yield started
+
+
+@pytest.fixture(scope="module")
+def session(server: SparkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session of this process. Other test files of the process have a Spark of their own."""
+    pipelines = tmp_path_factory.mktemp("project") / "pipelines"
+    pipelines.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MASTER, server.url)
+        patch.setenv("ACKLINE_PIPELINES", str(pipelines))
+        patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+        opened = open_session()
+        yield opened
+        opened.stop()
+
+
+@pytest.fixture
+def lab(session: SparkSession, server: SparkServer, broker: Broker, topic: MakeTopic, tmp_path: Path) -> Lab:
+    return Lab(session, broker, tmp_path / "audit", server.directory / "journal", topic)
+
+
+@pytest.mark.parametrize("handler", ["arrow_words", "column_words"])
+def test_arrow_and_column_tier_store_the_outcomes_that_they_store_on_a_master(lab: Lab, handler: str) -> None:
+    tp = lab.put(*OUTCOME_WORDS[:5])
+    job = lab.job(handler, {tp: (0, 4)}, {tp: {4: 2}})
+    result = lab.run(job)
+    assert [row[:2] for row in lab.outcomes(job)] == [row[:2] for row in EXPECTED]
+    assert [row["attempt"] for row in lab.rows(job)] == [1, 1, 1, 1, 2]
+    assert result.fetched_for_retries >= 1
+
+
+def test_the_record_tier_stores_the_outcomes_that_it_stores_on_a_master(lab: Lab) -> None:
+    tp = lab.put(b"", b"fail", None, b"skip", b"fail")
+    job = lab.job("by_word", {tp: (0, 4)}, {tp: {4: 2}})
+    assert lab.run(job).calls == 4
+    assert [outcome for _, outcome, _ in lab.outcomes(job)] == ["acked", "failed", "skipped", "skipped", "failed"]
+    assert {row["error_class"] for row in lab.rows(job) if row["outcome"] == "failed"} == {"ValueError"}
+
+
+def test_a_tree_runs_as_one_job_whose_steps_meet_on_the_server(lab: Lab) -> None:
+    job = ran(lab, [ITEMS, ITEMS, []], TWO)
+    assert [outcome for _, outcome, _ in lab.outcomes(job)] == ["acked"] * 3
+    application = application_of(lab.spark)
+    assert application.setting("spark.sql.adaptive.enabled") == "true"  # as before the job
+
+
+@pytest.mark.parametrize("handler", ["column_explodes", "column_not_a_column"])
+def test_a_column_handler_can_only_add_a_column(lab: Lab, handler: str) -> None:
+    tp = lab.put(b"a")
+    with pytest.raises(ConfigError, match=handler):
+        lab.run(lab.job(handler, {tp: (0, 1)}))
+
+
+def test_at_most_once_claims_only_what_the_server_can_prove(lab: Lab) -> None:
+    tp = lab.put(b"", b"fail")
+    job = lab.job("by_word", {tp: (0, 2)}, once=True)
+    check_replay(lab.spark, job)
+    lab.run(job)
+    assert [outcome for _, outcome, _ in lab.outcomes(job)] == ["acked", "failed"]
+    with pytest.raises(ConfigError, match="column handler: under at_most_once a Spark Connect server"):
+        check_replay(lab.spark, lab.job("column_words", {tp: (0, 2)}, once=True))
+
+
+def test_an_isolated_handler_may_take_its_process_down(lab: Lab) -> None:
+    tp = lab.put(b"", b"exit", b"")
+    job = lab.ran("by_word", {tp: (0, 3)}, isolated=True)
+    assert [outcome for _, outcome, _ in lab.outcomes(job)] == ["acked", "failed", "acked"]
+
+
+def test_an_error_of_the_source_keeps_its_class_and_quotes_nothing(lab: Lab) -> None:
+    tp = lab.put(b"payload-4711", b"b")
+    delete_before(lab.broker, tp.topic, 1)
+    with pytest.raises(RangeGone, match="the log no longer holds the planned range"):
+        lab.run(lab.job("by_word", {tp: (0, 2)}))
+
+
+def test_progress_is_reported_and_ctrl_c_ends_the_job_on_the_server(lab: Lab) -> None:
+    values = [b'{"sleep": 0.25}'] * 200
+    tp = lab.put(*values)
+    job = lab.job("tests.support.journal:handle", {tp: (0, 200)})
+    progress: list[tuple[int, int]] = []
+    calls: Callable[[], int] = lambda: sum(lab.calls(tp.topic).values())  # noqa: E731
+
+    def interrupt() -> None:
+        while calls() < 8 or not progress:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_replay(lab.spark, job, lambda done, total: progress.append((done, total)))
+    assert progress[-1][1] >= 1
+    ended = -1
+    while ended != (now := calls()):  # Spark waits two seconds before it kills a worker
+        ended = now
+        time.sleep(1.5)
+    assert ended < 60
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from ackline.ledger.offsets import TopicPartition
+from ackline.pipeline.folder import make_handlers_importable
+from ackline.spark.session import open_session
+from tests.spark.lab import Lab
+make_handlers_importable()
+bootstrap, root, topic = sys.argv[1:]
+lab = Lab(open_session(), SimpleNamespace(bootstrap=bootstrap), Path(root), Path("none"), None)
+job = lab.ran("changing:handle", {TopicPartition(topic, 0): (0, 1)})
+print("outcomes", [outcome for _, outcome, _ in lab.outcomes(job)])
+"""
+
+
+CHANGING = """
+import changing_too
+
+def handle(record):
+    if changing_too.ANSWER:
+        raise changing_too.ANSWER
+"""
+
+
+def test_a_changed_handler_never_meets_the_modules_of_the_one_before(
+    lab: Lab, server: SparkServer, tmp_path: Path
+) -> None:
+    """The server keeps Python workers, which keep modules. The code of a session comes to its own workers alone."""
+    tp = lab.put(b"a")
+    for number, (outcome, wanted) in enumerate((("None", "acked"), ("Skip('now')", "skipped"))):
+        (tmp_path / "pipelines").mkdir(exist_ok=True)
+        (tmp_path / "changing.py").write_text(CHANGING)
+        (tmp_path / "changing_too.py").write_text(f"from ackline import Skip\nANSWER = {outcome}\n")
+        done = run_script(SCRIPT, lab.broker.bootstrap, str(tmp_path / f"audit{number}"), tp.topic,
+                          ACKLINE_SPARK_MASTER=server.url, ACKLINE_PIPELINES=str(tmp_path / "pipelines"))  # fmt: skip
+        assert f"outcomes ['{wanted}']" in done.stdout, done.stderr
+
+
+def test_no_password_gets_into_the_event_log_and_no_setting_into_another_session(lab: Lab, server: SparkServer) -> None:
+    """I13. The log has the text of each request, in which the Kafka source has its options."""
+    tp = lab.put(b"a")
+    lab.ran("ack", {tp: (0, 1)}, kafka={"ssl.key.password": "hunter-4711"})
+    lab.ran("column_words", {tp: (0, 1)}, kafka={"ssl.key.password": "hunter-4711"})
+    written = b"".join(file.read_bytes() for file in server.directory.rglob("*") if file.is_file())
+    assert b"OperationStarted" in written
+    assert b"hunter-4711" not in written
+    other = application_of(cast(SparkSession, ServerSession.builder.remote(server.url).create()))
+    assert other.setting("spark.sql.session.timeZone") != "UTC" or other.setting("spark.sql.ansi.enabled") == "true"
+
+
+def test_a_client_without_the_token_is_refused(server: SparkServer) -> None:
+    done = run_script("from ackline.spark.session import open_session\nopen_session()",
+                      ACKLINE_SPARK_MASTER=f"sc://localhost:{server.port}")  # fmt: skip
+    assert "check user and token" in done.stderr
