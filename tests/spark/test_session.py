@@ -13,7 +13,8 @@ from ackline.errors import ConfigError
 from ackline.pipeline.blocks import SparkBlock
 from ackline.spark.jars import PACKAGES, locked
 from ackline.spark.master import MASTER, check_master, chosen_master, is_local
-from ackline.spark.session import ENCRYPTION, REQUIRED_SETTINGS, build_archive, session_settings
+from ackline.spark.session import session_settings
+from ackline.spark.settings import ENCRYPTION, REQUIRED_SETTINGS, build_archive
 from tests.spark.lab import run_script
 
 

@@ -16,6 +16,7 @@ from ackline.errors import ConfigError, FatalError
 from ackline.local.connection import LOOPBACK
 from ackline.local.processes import Server, Startable, end, free_ports, save, start, wait_until
 from ackline.pipeline.connections import without_airflow
+from ackline.spark import settings as spark_settings
 from ackline.spark.jars import jar_settings
 from ackline.spark.jvm import driver_options
 from ackline.spark.master import DEV_SERVER, SavedServer, dev_spark_folder, read_server
@@ -91,8 +92,6 @@ class SparkServer(Startable):
             self._server = None
 
     def _all_settings(self) -> dict[str, str]:
-        from ackline.spark import session  # here, because it imports pyspark, which the other commands need not load
-
         return {
             "spark.master": self._master,
             "spark.driver.memory": os.environ.get("ACKLINE_SPARK_MEMORY", "1g"),
@@ -103,9 +102,9 @@ class SparkServer(Startable):
             "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
             "spark.connect.grpc.binding.address": LOOPBACK,
             "spark.connect.grpc.binding.port": str(self.port),
-            **session.LOOPBACK,
+            **spark_settings.LOOPBACK,
             **jar_settings(),
-            **session.REQUIRED_SETTINGS,
+            **spark_settings.REQUIRED_SETTINGS,
             **self._settings,
         }
 

@@ -40,7 +40,7 @@ _EXECUTOR_POLL_SECONDS = 0.2
 _MAX_CORES = 10_000
 _SPECULATION = "spark.speculation"
 ONE_ATTEMPT = ("spark.stage.maxAttempts", "spark.stage.maxConsecutiveAttempts")
-"""Settings that must be 1 where there are steps (`ackline.spark.session.REQUIRED_SETTINGS` says why)."""
+"""Settings that must be 1 where there are steps (`ackline.spark.settings.REQUIRED_SETTINGS` says why)."""
 HIDDEN_TEXT = "spark.sql.redaction.string.regex"
 """The setting of a session by which a server hides texts. The server puts the plan of each request into its event log
 and its pages, and the options of the Kafka source hold passwords."""

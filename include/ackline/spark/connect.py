@@ -22,7 +22,7 @@ from ackline.pipeline.folder import handlers_folder
 from ackline.spark.application import EVERYTHING, HIDDEN_TEXT, application_of
 from ackline.spark.jars import packages
 from ackline.spark.master import ConnectServer, is_local
-from ackline.spark.session import ARCHIVE, ENCRYPTION, REQUIRED_SETTINGS, build_archive
+from ackline.spark.settings import ARCHIVE, ENCRYPTION, REQUIRED_SETTINGS, build_archive
 
 CONNECT_SECONDS = 5.0
 _CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
