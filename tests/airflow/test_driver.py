@@ -32,6 +32,13 @@ print(task.pid, flush=True)
 time.sleep(600)
 """
 
+LEAVING = """
+import atexit, signal
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+atexit.register(print, "left the job", flush=True)
+end_with_task(ProcessIdentity.of(task.pid), has_jvm=False)
+"""
+
 
 def run_driver(project: Project, pipeline: str, connection: str | None) -> "subprocess.CompletedProcess[str]":
     """Run spark_jobs/replay.py alone; `connection` is the Kafka connection as JSON."""
@@ -112,6 +119,22 @@ def test_i13_the_driver_inherits_none_of_airflows_variables(monkeypatch: pytest.
     assert CANARY not in environment.values()
     assert environment["AWS_REGION"] == "eu-central-1"
     assert ProcessIdentity.decode(environment[TASK]) == ProcessIdentity.of(os.getpid())
+
+
+def test_a_client_of_spark_connect_leaves_its_job_when_its_task_is_gone_and_never_ends_its_parent(
+    tmp_path: Path,
+) -> None:
+    """It has no JVM above it. Leaving the job as after Ctrl-C has the server end it."""
+    script = WATCHING.replace("end_with_task(ProcessIdentity.of(task.pid))", LEAVING)
+    parent = "import subprocess, sys; print(subprocess.run([sys.executable, '-c', sys.argv[1]]).returncode)"
+    command = [sys.executable, "-c", parent, script]
+    with subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
+    ) as top:
+        assert top.stdout is not None
+        os.kill(int(top.stdout.readline()), signal.SIGKILL)
+        assert [line.strip() for line in top.stdout] == ["left the job", "1"]
+    assert top.returncode == 0
 
 
 @pytest.mark.parametrize("gone", ["task", "parent"])

@@ -16,10 +16,11 @@ from ackline.errors import ConfigError, FatalError
 from ackline.local.connection import LOOPBACK
 from ackline.local.processes import Server, Startable, end, free_ports, save, start, wait_until
 from ackline.pipeline.connections import without_airflow
-from ackline.spark import settings as spark_settings
 from ackline.spark.jars import jar_settings
 from ackline.spark.jvm import driver_options
 from ackline.spark.master import DEV_SERVER, SavedServer, dev_spark_folder, read_server
+from ackline.spark.settings import LOOPBACK as LOOPBACK_SETTINGS
+from ackline.spark.settings import OF_SESSION, REQUIRED_SETTINGS
 from ackline.tables.lease import ProcessIdentity
 
 READY_SECONDS = 180.0
@@ -102,9 +103,10 @@ class SparkServer(Startable):
             "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
             "spark.connect.grpc.binding.address": LOOPBACK,
             "spark.connect.grpc.binding.port": str(self.port),
-            **spark_settings.LOOPBACK,
+            **LOOPBACK_SETTINGS,
             **jar_settings(),
-            **spark_settings.REQUIRED_SETTINGS,
+            # What is left are settings of sessions.
+            **{name: value for name, value in REQUIRED_SETTINGS.items() if not name.startswith(OF_SESSION)},
             **self._settings,
         }
 

@@ -22,13 +22,13 @@ from ackline.pipeline.folder import handlers_folder
 from ackline.spark.application import EVERYTHING, HIDDEN_TEXT, application_of
 from ackline.spark.jars import packages
 from ackline.spark.master import ConnectServer, is_local
-from ackline.spark.settings import ARCHIVE, ENCRYPTION, REQUIRED_SETTINGS, build_archive
+from ackline.spark.settings import ARCHIVE, ENCRYPTION, OF_SESSION, REQUIRED_SETTINGS, build_archive
 
 CONNECT_SECONDS = 5.0
 _CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 """The variable by which pyspark's functions, such as those of a column handler, make columns for a server."""
-_OF_SESSION = "spark.sql."
-"""What the names of settings begin with that a session may have for itself."""
+_OWN_CODE = "spark.sql.artifact.isolation.enabled"
+"""Spark's default: each session has code and Python workers of its own."""
 _HIDDEN_OPTIONS = "spark.sql.redaction.options.regex"
 _IN_CLEAR = (
     "and the Kafka password travels in the plan: connect by TLS (`sc://HOST:PORT/;use_ssl=true`), or write "
@@ -51,9 +51,8 @@ def open_server_session(server: ConnectServer, block: SparkBlock) -> SparkSessio
     if block.encryption == "required" and not (server.loopback or server.encrypted):
         raise ConfigError(f"the connection to the Spark Connect server {server} is not encrypted, {_IN_CLEAR}",
                           key="spark.encryption")  # fmt: skip
-    # pyspark would try for ten minutes.
     try:
-        socket.create_connection((server.host.strip("[]"), server.port), CONNECT_SECONDS).close()
+        _reach(server)
     except OSError as error:
         raise TransientError(
             f"no Spark Connect server answers at {server} ({error.strerror or error}): check that it runs; "
@@ -69,12 +68,12 @@ def open_server_session(server: ConnectServer, block: SparkBlock) -> SparkSessio
         _ship_code(spark)
     except BaseException as error:
         if spark is not None:
-            _end(spark)
+            _end(spark, server)
         if isinstance(error, PySparkException):
             raise _not_opened(server, error) from None
         raise
     _opened[server.url] = spark
-    atexit.register(_end, spark)
+    atexit.register(_end, spark, server)
     return spark
 
 
@@ -89,7 +88,7 @@ def _session_on(server: ConnectServer) -> SparkSession:
 def _settings_of_session(server: ConnectServer, block: SparkBlock) -> dict[str, str]:
     """Returns the settings of the session. Raises ConfigError for one in the pipeline file that is no session's."""
     given = block.properties()
-    others = [name for name in given if not name.startswith(_OF_SESSION)]
+    others = [name for name in given if not name.startswith(OF_SESSION)]
     others += ["spark.driver.memory"] * (block.driver_memory is not None)
     others += ["spark.pyspark.python"] * (block.python is not None)
     if others:
@@ -98,10 +97,10 @@ def _settings_of_session(server: ConnectServer, block: SparkBlock) -> dict[str, 
             f"Connect server {server} can't set: set it where the server is started, and remove it from the file",
             key="spark",
         )
-    required = {name: value for name, value in REQUIRED_SETTINGS.items() if name.startswith(_OF_SESSION)}
+    required = {name: value for name, value in REQUIRED_SETTINGS.items() if name.startswith(OF_SESSION)}
     # Texts first: from then on, no plan of this session gets into the log or the pages of the server.
     hidden = {HIDDEN_TEXT: EVERYTHING, _HIDDEN_OPTIONS: f"(?i)url|{REQUIRED_SETTINGS['spark.redaction.regex'][4:]}"}
-    return hidden | given | required
+    return hidden | given | required | {_OWN_CODE: "true"}
 
 
 def _check_encryption(spark: SparkSession, server: ConnectServer, block: SparkBlock) -> None:
@@ -150,13 +149,18 @@ def _ship_code(spark: SparkSession) -> None:
         spark.addArtifacts(str(build_archive(Path(folder, ARCHIVE), handlers_folder())), pyfile=True)
 
 
-def _end(spark: SparkSession) -> None:
+def _end(spark: SparkSession, server: ConnectServer) -> None:
     """Ends the session: the server removes its code, and cancels what it still runs."""
     session: Any = spark
     with suppress(Exception):
+        _reach(server)
         session.interruptAll()
-    with suppress(Exception):
         session.stop()
+
+
+def _reach(server: ConnectServer) -> None:
+    """Raises OSError within `CONNECT_SECONDS` if nothing listens: pyspark would try again for ten minutes."""
+    socket.create_connection((server.host.strip("[]"), server.port), CONNECT_SECONDS).close()
 
 
 def _not_opened(server: ConnectServer, error: PySparkException) -> AcklineError:

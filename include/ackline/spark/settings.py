@@ -34,6 +34,9 @@ REQUIRED_SETTINGS = {
     "spark.redaction.regex": "(?i)secret|password|passwd|token|credential|access[.]?key|sasl|ssl|jaas|oauth|apikey",
 }
 
+OF_SESSION = "spark.sql."
+"""What the names of settings begin with that a session on a Spark Connect server may have for itself."""
+
 ENCRYPTION = {
     "spark.authenticate": "true",
     "spark.network.crypto.enabled": "true",
