@@ -24,7 +24,7 @@ class Session:
         self.conf: Any = self
         self.shown: list[bool] = []
 
-    def get(self, name: str, default: str) -> str:
+    def get(self, name: str, default: str | None) -> str | None:
         return self.settings.get(name, default)
 
     def set(self, name: str, value: str) -> None:

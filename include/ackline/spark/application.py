@@ -256,8 +256,8 @@ class ServerApplication(Application):
 
     def setting(self, name: str) -> str | None:
         """A session begins with the settings of the server, and the server lets no client change those of its own."""
-        value: Any = self.spark.conf.get(name, "")
-        return str(value) or None
+        value: Any = self.spark.conf.get(name, None)  # a default must be of the type of the setting
+        return None if value is None else str(value)
 
     def check(self, job: ReplayJob, handler: Handler | Streams) -> None:
         super().check(job, handler)

@@ -140,7 +140,7 @@ def describe_server(server: ConnectServer) -> str:
 
 
 def _setting(spark: SparkSession, name: str) -> str:
-    return str(spark.conf.get(name, ""))
+    return str(spark.conf.get(name, None))
 
 
 def _ship_code(spark: SparkSession) -> None:
