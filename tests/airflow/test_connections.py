@@ -224,10 +224,9 @@ def test_the_submit_command_names_no_jar_where_spark_or_the_cluster_has_them(
     assert len(packages) == (jars == "packages")
 
 
-def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_spark_connect_server_no_jvm_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, json.dumps({"conn_type": "spark", "host": "sc://cluster", "port": 15002}))
-    with pytest.raises(ConfigError, match="spark_default names sc://cluster:15002, a Spark Connect server"):
-        command()
+    assert command() == [sys.executable, "replay.py"]
 
 
 def test_the_driver_gets_the_master_to_choose_the_settings_of_its_session(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,25 +3,32 @@
 The server is that of `ackline dev spark`, with an event log. All tests share it, as the clients of a server do.
 """
 
+import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 import pytest
+from airflow.sdk.exceptions import AirflowException
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.session import SparkSession as ServerSession
 
 from ackline.errors import ConfigError, RangeGone
+from ackline.lane.adapters import open_adapters
+from ackline.ledger.offsets import TopicPartition
 from ackline.local.broker import Broker
+from ackline.local.processes import wait_until
 from ackline.local.spark_server import SparkServer
+from ackline.pipeline.pipeline import load
 from ackline.spark.application import HIDDEN_TEXT, application_of
 from ackline.spark.job import check_replay, run_replay
 from ackline.spark.master import MASTER
 from ackline.spark.session import open_session
+from ackline.steps.plan import plan
 from tests.conftest import MakeTopic
 from tests.kafka.kafka_log import delete_before
 from tests.spark.lab import Lab, run_script
@@ -31,6 +38,13 @@ from tests.support import journal
 
 pytestmark = pytest.mark.deep
 ROOT = Path(__file__).parents[2]
+PIPELINE = """
+name: client
+kafka: {{connection: kafka_default, group_id: "{topic}-group", topics: [{topic}]}}
+handler: tests.support.journal:handle
+dead_letter: none
+start: earliest
+"""
 
 
 @pytest.fixture(scope="module")
@@ -121,15 +135,27 @@ def test_an_error_of_the_source_keeps_its_class_and_quotes_nothing(lab: Lab) -> 
         lab.run(lab.job("by_word", {tp: (0, 2)}))
 
 
+def calls_of(lab: Lab, tp: TopicPartition) -> int:
+    return sum(lab.calls(tp.topic).values())
+
+
+def ended_calls(lab: Lab, tp: TopicPartition) -> int:
+    """How many calls there were when they ended. Spark waits two seconds before it kills a worker."""
+    ended = -1
+    while ended != (now := calls_of(lab, tp)):
+        ended = now
+        time.sleep(1.5)
+    return ended
+
+
 def test_progress_is_reported_and_ctrl_c_ends_the_job_on_the_server(lab: Lab) -> None:
     values = [b'{"sleep": 0.25}'] * 200
     tp = lab.put(*values)
     job = lab.job("tests.support.journal:handle", {tp: (0, 200)})
     progress: list[tuple[int, int]] = []
-    calls: Callable[[], int] = lambda: sum(lab.calls(tp.topic).values())  # noqa: E731
 
     def interrupt() -> None:
-        while calls() < 8 or not progress:
+        while calls_of(lab, tp) < 8 or not progress:
             time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -137,11 +163,7 @@ def test_progress_is_reported_and_ctrl_c_ends_the_job_on_the_server(lab: Lab) ->
     with pytest.raises(KeyboardInterrupt):
         run_replay(lab.spark, job, lambda done, total: progress.append((done, total)))
     assert progress[-1][1] >= 1
-    ended = -1
-    while ended != (now := calls()):  # Spark waits two seconds before it kills a worker
-        ended = now
-        time.sleep(1.5)
-    assert ended < 60
+    assert ended_calls(lab, tp) < 60
 
 
 SCRIPT = """
@@ -151,6 +173,7 @@ from types import SimpleNamespace
 from ackline.ledger.offsets import TopicPartition
 from ackline.pipeline.folder import make_handlers_importable
 from ackline.spark.session import open_session
+from ackline.steps.plan import plan
 from tests.spark.lab import Lab
 make_handlers_importable()
 bootstrap, root, topic = sys.argv[1:]
@@ -181,6 +204,51 @@ def test_a_changed_handler_never_meets_the_modules_of_the_one_before(
         done = run_script(SCRIPT, lab.broker.bootstrap, str(tmp_path / f"audit{number}"), tp.topic,
                           ACKLINE_SPARK_MASTER=server.url, ACKLINE_PIPELINES=str(tmp_path / "pipelines"))  # fmt: skip
         assert f"outcomes ['{wanted}']" in done.stdout, done.stderr
+
+
+def wrote(file: Path, content: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
+    return file
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_driver_of_an_airflow_task_is_a_client_that_ends_its_job_when_it_is_killed(
+    lab: Lab, server: SparkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Airflow's `on_kill` ends the driver, and the driver the job: a server would go on with it."""
+    from ackline.airflow.driver import Secrets
+    from ackline.airflow.driver_hook import DriverHook
+
+    count = 200 if killed else 2
+    tp = lab.put(*[b'{"sleep": 0.25}'] * count)
+    file = wrote(tmp_path / "pipelines" / "client.yaml", PIPELINE.format(topic=tp.topic))
+    connection = {"bootstrap.servers": lab.broker.bootstrap}
+    monkeypatch.setenv("ACKLINE_PIPELINES", str(file.parent))
+    monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path / "root"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": server.url}))
+    monkeypatch.delenv(MASTER)
+    with open_adapters(load(file), connection, run_id="r", actor="test", audit=str(tmp_path / "root")) as adapters:
+        planned = plan(adapters).plan
+        assert planned is not None
+        hook = DriverHook(Secrets(connection), conn_id="spark_default", application_args=["client", "--run-id=r"])
+        if not killed:
+            hook.submit(str(ROOT / "spark_jobs" / "replay.py"))
+            assert adapters.store.has_outcomes(planned.turn)
+            return
+
+        def kill() -> None:
+            if wait_until(lambda: calls_of(lab, tp) >= 8, 120):
+                hook.on_kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        with pytest.raises(AirflowException):
+            hook.submit(str(ROOT / "spark_jobs" / "replay.py"))
+        killer.join()
+        assert not adapters.store.has_outcomes(planned.turn)
+    assert ended_calls(lab, tp) < 60
 
 
 def test_no_password_gets_into_the_event_log_and_no_setting_into_another_session(lab: Lab, server: SparkServer) -> None:
