@@ -65,7 +65,7 @@ def replay(name, run_id, secrets, *_):
     use_options(secrets.store_options)
     return f"{secrets.connection} {len(options_of('s3://b/x'))} options, {'ACKLINE_SECRETS' in os.environ}"
 driver.take_turns = replay
-driver.end_with_task = lambda task: None
+driver.end_with_task = lambda task, **_: None
 driver.main(["orders", "--run-id", "r"])
 """
     with handed_over(json.dumps(asdict(secrets))) as pipe:
