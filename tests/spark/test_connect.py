@@ -159,9 +159,13 @@ def test_progress_is_reported_and_ctrl_c_ends_the_job_on_the_server(lab: Lab) ->
             time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        run_replay(lab.spark, job, lambda done, total: progress.append((done, total)))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_replay(lab.spark, job, lambda done, total: progress.append((done, total)))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert progress[-1][1] >= 1
     assert ended_calls(lab, tp) < 60
 

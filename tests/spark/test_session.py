@@ -1,5 +1,6 @@
 """The session of a driver: its master, its settings on this machine and on a cluster, and the code that it ships."""
 
+import json
 import os
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from ackline.errors import ConfigError
 from ackline.pipeline.blocks import SparkBlock
 from ackline.spark.jars import PACKAGES, locked
-from ackline.spark.master import MASTER, check_master, chosen_master, is_local
+from ackline.spark.master import DEV_SERVER, MASTER, check_master, chosen_master, is_local
 from ackline.spark.session import session_settings
 from ackline.spark.settings import ENCRYPTION, REQUIRED_SETTINGS, build_archive
 from tests.spark.lab import run_script
@@ -29,14 +30,32 @@ def _shared_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACKLINE_AUDIT", "/mnt/audit")
 
 
-def test_the_variable_names_the_master_or_the_connection_does_as_in_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_names_the_master_or_the_connection_does_as_in_airflow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """In a container of docker-compose.yaml, the command runs on the cluster on which the DAGs run."""
     monkeypatch.delenv(MASTER, raising=False)
+    monkeypatch.setattr("ackline.spark.master.dev_spark_folder", lambda: tmp_path)  # no server is there
     assert str(chosen_master()) == "local[*] (the connection spark_default is not defined)"
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "spark://master:7077"}')
     assert str(chosen_master()) == "spark://master:7077 (the connection spark_default)"
     monkeypatch.setenv(MASTER, "spark://cluster:7077")
     assert str(chosen_master()) == "spark://cluster:7077 (ACKLINE_SPARK_MASTER)"
+
+
+def test_the_command_uses_the_server_of_dev_spark_where_it_listens_and_shows_no_token(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The name of the server is saved for its owner; a file that a killed server has left names none."""
+    monkeypatch.delenv(MASTER, raising=False)
+    monkeypatch.setattr("ackline.spark.master.dev_spark_folder", lambda: tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        (tmp_path / DEV_SERVER).write_text(json.dumps({"port": port, "pid": 1, "started": 1, "token": "t-4711"}))
+        master = chosen_master()
+        assert master.url == f"sc://localhost:{port}/;token=t-4711"
+        assert "4711" not in f"{master} {master!r}"
+    assert chosen_master().url == "local[*]"
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,13 @@ def test_s50_a_job_whose_folder_is_open_writes_nothing_before_spark_begins(
     tasks: TaskLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What fails between the start marker and Spark costs the range of the turn. So replay opens the folder before."""
-    context = SimpleNamespace(master="local[2]", setJobGroup=lambda *_, **__: None, setLocalProperty=lambda *_: None)
-    spark: Any = SimpleNamespace(sparkContext=context)
+
+    class Session:
+        sparkContext = SimpleNamespace(  # noqa: N815 - Spark's name
+            master="local[2]", setJobGroup=lambda *_, **__: None, setLocalProperty=lambda *_: None
+        )
+
+    spark: Any = Session()
     seen: list[Any] = []
 
     def collect(*arguments: Any) -> list[Any]:

@@ -42,7 +42,7 @@ from ackline.pipeline.form import (
 )
 from ackline.pipeline.functions import check_functions
 from ackline.pipeline.pipeline import Pipeline
-from ackline.spark.master import chosen_master
+from ackline.spark.master import chosen_master, connect_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,8 +83,9 @@ def is_confirmed_by_number(question: str, number: int, yes: bool, dry_run: bool)
 
 
 def notice_start_of_spark() -> None:
-    """Prints that Spark starts, and on which master: before pyspark is imported, which takes a second itself."""
-    notice(f"starting Spark on {chosen_master()} …")
+    """Prints where Spark starts, or which server it is: before pyspark is imported, which takes a second itself."""
+    master = chosen_master()
+    notice(f"{'starting Spark on' if connect_server(master.url) is None else 'using'} {master} …")
 
 
 def start_spark(adapters: Adapters, progress: RunProgress) -> "SparkSession":
