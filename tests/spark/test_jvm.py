@@ -117,10 +117,11 @@ def test_an_archive_that_cannot_be_made_is_a_sentence_and_no_part_of_it_stays(
 ) -> None:
     def dump(file: Path) -> None:
         file.write_bytes(b"12")
-        raise subprocess.CalledProcessError(1, "python")
+        raise subprocess.CalledProcessError(1, ["python", "-c", jvm.LOAD_CLASSES], stderr=b"Traceback\nno space left\n")
 
     monkeypatch.setattr(jvm, "_dump", dump)
-    with pytest.raises(TransientError, match="each start of Spark takes longer"):
+    said = r"so each start of Spark takes longer: Spark ended with status 1 \(no space left\)$"
+    with pytest.raises(TransientError, match=said):
         jvm.make_archive()
     assert jvm.archive() is None
     assert jvm.main() == TransientError.exit_status

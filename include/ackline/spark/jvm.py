@@ -102,8 +102,20 @@ def make_archive() -> bool:
             for old in set(folder.glob(f"{prefix}-*.jsa")) - {final}:  # a JVM that uses one keeps it until it ends
                 old.unlink()
     except (OSError, subprocess.SubprocessError, TimeoutError) as error:
-        raise TransientError(f"no archive of Spark's classes, so each start of Spark takes longer: {error}") from None
+        raise TransientError(
+            f"no archive of Spark's classes, so each start of Spark takes longer: {_reason(error)}"
+        ) from None
     return True
+
+
+def _reason(error: Exception) -> str:
+    """Returns why the archive could not be made, in a line: the error of a program quotes the whole program."""
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = (error.stderr or b"").decode(errors="replace").strip().splitlines()
+        return f"Spark ended with status {error.returncode}{f' ({lines[-1][:300]})' if lines else ''}"
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"Spark took more than {_SECONDS} s"
+    return str(error)
 
 
 def _place() -> tuple[Path, str, str]:
