@@ -309,7 +309,7 @@ def test_the_id_of_a_run_is_valid_and_its_own() -> None:
 def test_the_driver_takes_the_turns_of_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Any] = []
     monkeypatch.setattr(driver, "take_turns", lambda *arguments: taken.append(arguments))
-    monkeypatch.setattr(driver, "end_with_task", lambda _: None)
+    monkeypatch.setattr(driver, "end_with_task", lambda *_, **__: None)
     assert driver.main(["orders", "--run-id=r", "--backfill=backfill-b", "--max-records=7", "--reason=a test"]) == 0
     assert taken == [("orders", "r", driver.Secrets(), "backfill-b", driver.BackfillOptions(7, None, "a test"))]
 
