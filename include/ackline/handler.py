@@ -4,7 +4,8 @@ A handler belongs to one of three tiers with the same semantics:
 
 - record: a function of one `Record`, without a decorator. Return, and the record is acked. Raise any exception, and the
   attempt failed; `Skip` and `Dead` settle the record at once.
-- Arrow: a function of a `pyarrow.RecordBatch` that returns an outcome for each row (`arrow_handler`).
+- Arrow: a function of a `pyarrow.RecordBatch` that returns an outcome for each row (`arrow_handler`). With steps, it
+  yields batches of what it emits.
 - column: a function of a Spark DataFrame that returns a column of outcomes; records stay in the JVM (`column_handler`).
 
 In a pipeline with steps, a record is the root of a tree. Its handler is the first step, named `source`. What a step
@@ -126,6 +127,20 @@ def arrow_handler(function: H) -> H:
 
     Every record of the batch fails if the answer has another length, a null, another word or other offsets, and if the
     function raises, even `Skip` or `Dead`.
+
+    In a pipeline with steps or outputs, the function takes a batch of records, or as the handler of a step a batch of
+    tuples: a column for each field of their values (`value` for what is no mapping), `key`, and `_tuple`, the number of
+    the row. It returns or yields record batches, each row of which is emitted: its fields as the value, and optionally
+    `key` and `stream`. `_input` holds the number of the row that a row came from, or in a join a list of numbers; left
+    out, row N came from row N. With the column `outcome`, a row that is not "acked" says the outcome of the rows that
+    it came from, and is not emitted; a batch without fields says outcomes only::
+
+        @arrow_handler
+        def price(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+            total = pyarrow.compute.multiply(batch["price"], batch["count"])
+            return batch.append_column("total", total)
+
+    Every tuple of the batch fails if the function raises, and if an answer is invalid (`InvalidOutcome`).
     """
     setattr(function, _TIER, Tier.ARROW)
     return function

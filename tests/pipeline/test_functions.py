@@ -109,12 +109,25 @@ def test_with_steps_handlers_may_be_generators_and_those_of_steps_are_imported_t
     check_functions(None, Translation((Stream("", "shop:emits"),)), False, steps("shop:good"))
     with pytest.raises(ConfigError, match="no `steps` take what it yields"):
         check_functions("shop:emits", None)
-    for path, reason in (("shop:gone", "does not import"), ("shop:batches", "arrow tier"), ("shop:column", "column")):
+    for path, reason in (("shop:gone", "does not import"), ("shop:column", "column")):
         with pytest.raises(ConfigError, match=reason) as caught:
             check_functions("shop:emits", None, False, steps(path))
         assert caught.value.key == "steps.price.handler"
         with pytest.raises(ConfigError, match=reason):
             check_functions(path, None, False, steps("shop:good"))
+
+
+@pytest.mark.usefixtures("shop")
+def test_arrow_handlers_take_tuples_and_emit_but_can_not_be_isolated_then() -> None:
+    check_functions("shop:batches", None, True)
+    for path, step, place in (
+        ("shop:good", "shop:batches", "step price has"),
+        ("shop:batches", "shop:good", "a pipeline with `steps` or `outputs` has"),
+    ):
+        check_functions(path, None, False, steps(step))
+        with pytest.raises(ConfigError, match=f"{place} an Arrow handler, whose rows come from a batch") as caught:
+            check_functions(path, None, True, steps(step))
+        assert caught.value.key == "handler_isolation"
 
 
 def steps(handler: str) -> Topology:

@@ -98,6 +98,37 @@ def test_s67_a_diamond_acks_its_records_and_a_join_fails_single_ones(lab: Lab) -
     ]
 
 
+def test_steps_an_arrow_batch_at_a_time_leave_what_record_steps_leave(lab: Lab) -> None:
+    """Tuples travel between Spark's tasks as Arrow columns, several in a row, and the join sorts them itself."""
+    records = [
+        ITEMS, [{"key": "a", "do": "hold"}], [{"key": "a", "do": "fail in join"}], ITEMS,
+        [{"key": "b", "do": "fail"}], [{"key": "c", "do": "skip"}, *ITEMS], [{"key": "c", "do": "dead"}], [],
+    ]  # fmt: skip
+    blocks = (
+        ("left", "work", {"input": "source", "group_by": "key"}),
+        ("right", "work", {"input": "source"}),
+        ("meet", "join", {"input": ["left", "right"], "group_by": "key", "join": True}),
+        ("sums", "end", {"input": "meet.sums", "group_by": "key"}),
+    )
+    left = []
+    for ending, handler in (("", SPLIT), ("_batch", f"{SPLIT}_batch")):
+        of = steps(*({"name": name, "handler": f"{function}{ending}", **block} for name, function, block in blocks))
+        tp = lab.put(*values(records * 300))
+        job = lab.job(handler, {tp: (0, 300 * len(records))}, topology=of)
+        result = lab.run(job)
+        assert result.steps is not None
+        counts = {name: done.numbers() for name, done in result.steps.steps.items()}
+        rows = [(row["offset"], row["outcome"], row["error_class"], row["tree"]) for row in lab.rows(job)]
+        left.append((counts, rows))
+    classes = {error_class for _, _, error_class, _ in left[0][1]}
+    assert classes == {None, "Unacked", "Fail", "ValueError", "Skip", "Dead"}
+    of_batches = [
+        (offset, outcome, "ValueError" if offset % 8 == 4 else error_class, tree)
+        for offset, outcome, error_class, tree in left[1][1]  # a word has no class of an exception
+    ]
+    assert (left[1][0], of_batches) == left[0]
+
+
 def test_a_worker_that_is_killed_in_a_step_ends_the_run_before_anything_is_stored(lab: Lab) -> None:
     tp = lab.put(*values([ITEMS, [{"key": "a", "do": "kill"}]]))
     job = lab.job(SPLIT, {tp: (0, 2)}, topology=TWO)
@@ -107,8 +138,8 @@ def test_a_worker_that_is_killed_in_a_step_ends_the_run_before_anything_is_store
 
 
 def test_handlers_of_other_tiers_are_refused_with_steps(lab: Lab) -> None:
-    job = lab.job("arrow_words", {TopicPartition("t", 0): (0, 1)}, topology=TWO)
-    with pytest.raises(ConfigError, match="arrow tier"):
+    job = lab.job("column_words", {TopicPartition("t", 0): (0, 1)}, topology=TWO)
+    with pytest.raises(ConfigError, match="column tier"):
         check_replay(lab.spark, job)
 
 

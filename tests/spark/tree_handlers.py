@@ -7,7 +7,9 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ackline.handler import Dead, Emit, Fail, Hold, InFlight, Record, Skip, Tuple
+import pyarrow as pa
+
+from ackline.handler import Dead, Emit, Fail, Hold, InFlight, Record, Skip, Tuple, arrow_handler
 from tests.spark.output_handlers import hand_on
 from tests.support import journal
 
@@ -79,6 +81,51 @@ def hold_less_than_four(given: Sequence[Tuple]) -> Iterator[Hold]:
     """Acks the items if there are four of them, otherwise holds them all. Emits nothing."""
     if len(given) < 4:
         yield from map(Hold, given)
+
+
+WORDS = {"fail": "failed", "skip": "skipped", "dead": "dead", "hold": "held", "fail in join": "failed"}
+"""What a batch says of the items, by their `do`."""
+
+
+@arrow_handler
+def split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Emits the items of each record, and fails those of which one item's `do` is `fail at once`."""
+    items = [json.loads(value or b"[]") for value in batch.column("value").to_pylist()]
+    fails = [any(item.get("do") == "fail at once" for item in of_record) for of_record in items]
+    yield pa.record_batch({"outcome": ["failed" if failed else "acked" for failed in fails]})
+    if rows := [(number, item) for number, of_record in enumerate(items) for item in of_record]:
+        yield pa.record_batch({
+            "_input": [number for number, _ in rows], "key": [item["key"] for _, item in rows],
+            "do": pa.array([item.get("do") for _, item in rows], pa.string()),
+            "stream": pa.array([item.get("stream") for _, item in rows], pa.string()),
+        })  # fmt: skip
+
+
+@arrow_handler
+def work_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Follows the items' `do`, and emits the others."""
+    return batch.append_column("outcome", _words(batch, "hold", "fail in join"))
+
+
+@arrow_handler
+def end_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Follows the items' `do`, and emits nothing."""
+    return pa.record_batch({"outcome": _words(batch)})
+
+
+@arrow_handler
+def join_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Fails and holds items by their `do`, and emits for each key how many items there are."""
+    yield pa.record_batch({"outcome": _words(batch)})
+    keys = batch.column("key").to_pylist()
+    for key in dict.fromkeys(keys):
+        numbers = [number for number, other in enumerate(keys) if other == key]
+        yield pa.record_batch({"count": [len(numbers)], "_input": [numbers], "stream": ["sums"], "key": [key]})
+
+
+def _words(batch: pa.RecordBatch, *acked: str) -> pa.Array:
+    items: list[Any] = batch.column("do").to_pylist() if "do" in batch.schema.names else [None] * batch.num_rows
+    return pa.array(["acked" if item in acked else WORDS.get(item, "acked") for item in items], pa.string())
 
 
 def note(given: Tuple) -> None:

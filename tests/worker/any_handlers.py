@@ -59,7 +59,7 @@ def emit(record: Record) -> Iterator[Any]:
     if record.offset not in ACTS:
         for stream in STREAMS:
             emitted[stream] += 1
-            yield Emit({"plain": record.offset}, stream, key=("plain", record.offset))  # no other row has this field
+            yield Emit({"plain": record.offset}, stream, key=f"plain {record.offset}")  # no other row has this field
         return
     _read_token(record)
     for item in ACTS[record.offset].source():
@@ -106,6 +106,26 @@ def join(given: Sequence[Tuple]) -> Iterator[Any]:
     """Emits one row for all that it gets, or what is set for a record of a tuple."""
     act = _act_of(given)
     yield from (Emit(given[0].value, key=given[0].key),) if act is None else act.join(given)
+
+
+@arrow_handler
+def pass_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Emits what it gets: with steps, a batch of tuples."""
+    return batch
+
+
+@arrow_handler
+def join_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Emits for each key the first of its tuples, anchored to all of them."""
+    of_keys: list[list[int]] = []
+    keys = batch.column("key").to_pylist()
+    for number, key in enumerate(keys):
+        if number and key == keys[number - 1]:
+            of_keys[-1].append(number)
+        else:
+            of_keys.append([number])
+    firsts = batch.take(pa.array([numbers[0] for numbers in of_keys]))
+    return firsts.append_column("_input", pa.array(of_keys))
 
 
 def _act_of(given: Sequence[Tuple]) -> Act | None:

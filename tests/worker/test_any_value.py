@@ -40,6 +40,8 @@ STEPS: list[dict[str, Any]] = [
     {"name": "far", "handler": f"{HANDLERS}:step", "input": ["near", "source.typed"], "group_by": "key"},
     {"name": "all", "handler": f"{HANDLERS}:join", "input": ["far", "source.parts"], "group_by": "key", "join": True},
 ]
+BATCHES = [{**step, "handler": f"{HANDLERS}:{'join_batch' if step.get('join') else 'pass_batch'}"} for step in STEPS]
+"""The same steps, an Arrow batch at a time. They hand on whatever they get."""
 OF_STEPS: list[dict[str, Any]] = [
     {"from": ["all"], "table": "joined", "columns": values.COLUMNS},
     {"from": ["near.sent", "far.sent"], "table": "loose"},
@@ -85,6 +87,7 @@ ACTS: dict[str, Strategy[Act]] = {
         Act, source=st.builds(acts.yields, TREES, acts.MAYBE_RAISED), step=acts.of_step(ROWS, join=False),
         join=acts.of_step(ROWS, join=True),
     ),
+    "batches": st.builds(Act, source=st.builds(acts.yields, TREES, acts.MAYBE_RAISED)),
 }  # fmt: skip
 KINDS: dict[str, Kind] = {
     "record": Kind({**ANSWERED, "handler": f"{HANDLERS}:answer"}, [{"dead_letter": "none"}]),
@@ -98,6 +101,10 @@ KINDS: dict[str, Kind] = {
     ),
     "steps": Kind(
         {**ANSWERED, "handler": f"{HANDLERS}:emit", "steps": STEPS, "outputs": OF_STEPS},
+        [{"tracking": False, "outputs": OF_STEPS[2:]}, {"debug": {"sample": 1.0}}], joined="joined",
+    ),
+    "batches": Kind(
+        {**ANSWERED, "handler": f"{HANDLERS}:emit", "steps": BATCHES, "outputs": OF_STEPS},
         [{"tracking": False, "outputs": OF_STEPS[2:]}, {"debug": {"sample": 1.0}}], joined="joined",
     ),
 }  # fmt: skip
@@ -149,7 +156,7 @@ def check(kind: str, data: st.DataObject, registry: StubRegistry, senders: Sende
     assert not failure, failure
 
 
-LANES = {"record": 5, "arrow": 5, "column": 3, "streams": 5, "registry": 2, "outputs": 9, "steps": 7}
+LANES = {"record": 5, "arrow": 5, "column": 3, "streams": 5, "registry": 2, "outputs": 9, "steps": 7, "batches": 5}
 """How many lanes of each kind the quick test runs: a lane takes about 0.7 s of CPU."""
 LANES_A_SEED = 15
 SEED, SECONDS = "FUZZ_SEED", "FUZZ_SECONDS"

@@ -22,7 +22,7 @@ from ackline.backfill.run import backfills, standstill_of
 from ackline.cli import formats, tables
 from ackline.cli.options import Json, opened_to_read
 from ackline.errors import AcklineError, ConfigError, FatalError, counted, did_you_mean
-from ackline.handler import DEFAULT_STREAM, SOURCE, imported, load_handler, tier_of
+from ackline.handler import DEFAULT_STREAM, SOURCE, Tier, imported, load_handler, tier_of
 from ackline.in_flight.ack_topic import checked_topic
 from ackline.kafka.cluster import TopicInfo
 from ackline.kafka.config import brokers
@@ -316,9 +316,10 @@ def _registry(translation: Translation) -> str:
 
 
 def _step(step: Step) -> str:
-    load_step(step)
+    batches = ["batches"] if tier_of(load_step(step)) is Tier.ARROW else []
     inputs, grouped = ", ".join(map(str, step.inputs)), ", by key" if step.grouped else ""
-    return f"{inputs}{grouped} -> {step.handler}{' (join)' if step.join else ''}"
+    kinds = ", ".join([*(["join"] if step.join else []), *batches])
+    return f"{inputs}{grouped} -> {step.handler}{f' ({kinds})' if kinds else ''}"
 
 
 def _stream(stream: Stream, emits: bool, in_flight: bool) -> str:

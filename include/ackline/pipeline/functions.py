@@ -69,7 +69,7 @@ def load_functions(stream: Stream, *, emits: bool = False, in_flight: bool = Fal
 
 def load_steps(topology: Topology) -> list[Handler]:
     """Imports the handlers of the steps, by the numbers of the steps. Raises ConfigError as `load_handler` does, and
-    for a handler of another tier."""
+    for a column handler."""
     return [load_step(step) for step in sorted(topology.steps, key=lambda step: step.number)]
 
 
@@ -82,12 +82,11 @@ def load_step(step: Step) -> Handler:
 
 
 def check_emits(handler: Handler, path: str, key: str) -> None:
-    """Raises ConfigError if a handler of this tier can't emit to steps, or take a tuple."""
-    tier = tier_of(handler)
-    if tier is not Tier.RECORD:
+    """Raises ConfigError if a handler of this tier can't emit to steps or outputs, or take tuples."""
+    if tier_of(handler) is Tier.COLUMN:
         raise ConfigError(
-            f"{key}: {path} is of the {tier} tier, and with `steps` each handler is called once for each record or "
-            f"tuple; write a record handler",
+            f"{key}: {path} is of the column tier, and a column can't emit to `steps` or `outputs`; write a record "
+            f"handler or an Arrow handler",
             key=key,
         )
 
@@ -124,14 +123,16 @@ def check_functions(
     if topology is not None:
         load_steps(topology)
     check_in_flight(functions, in_flight)
-    obstacle = isolation_obstacle(functions)
+    obstacle = isolation_obstacle(functions, topology)
     if isolated and obstacle is not None:
         raise ConfigError(obstacle, key="handler_isolation")
 
 
-def isolation_obstacle(functions: Sequence[StreamFunctions]) -> str | None:
-    """Returns why these functions, in the order of the streams, cannot run in a process of their own; None if they
-    can."""
+def isolation_obstacle(functions: Sequence[StreamFunctions], topology: Topology | None = None) -> str | None:
+    """Returns why these functions, in the order of the streams, and those of the steps cannot run in a process of their
+    own; None if they can. Raises ConfigError as `load_steps` does."""
+    steps = () if topology is None else topology.steps
+    batched = [step.name for step in steps if tier_of(load_step(step)) is Tier.ARROW]
     filtered = [stream.filter is not None for stream in functions]
     if any(stream.tier is Tier.COLUMN for stream in functions):
         reason = "the handler is a column handler, which runs inside Spark's JVM"
@@ -139,6 +140,9 @@ def isolation_obstacle(functions: Sequence[StreamFunctions]) -> str | None:
         # The log of calls shows which call a death interrupted. A batch that filters have selected is no call of its
         # own there: it is answered within the call for the records that it was selected from.
         reason = "a stream has an Arrow handler behind a filter, whose batches are made while other records are handled"
+    elif batched or (topology is not None and any(stream.tier is Tier.ARROW for stream in functions)):
+        place = f"step {batched[0]} has" if batched else "a pipeline with `steps` or `outputs` has"
+        reason = f"{place} an Arrow handler, whose rows come from a batch of tuples that no process of its own is sent"
     else:
         return None
     return (

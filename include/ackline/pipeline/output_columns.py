@@ -146,6 +146,27 @@ def fit_rows(
     return arrays, problems
 
 
+def fit_columns(batch: pa.RecordBatch, columns: Columns) -> list[pa.Array] | None:
+    """Returns the columns of a table for rows that are columns already: `batch` has the keys of the rows, and then
+    their fields. Returns None unless each field has the type of its column, so that `fit_rows` has nothing to decide:
+    whole numbers may also be a `double`, and a field that only holds nulls needs no column.
+    """
+    count, fields = batch.num_rows, dict(zip(batch.schema.names[1:], batch.columns[1:], strict=True))
+    if not columns or any(name not in columns and field.null_count < count for name, field in fields.items()):
+        return None
+    arrays = []
+    for name, kind in columns.items():
+        field, arrow = fields.get(name, pa.nulls(count)), arrow_type(kind)
+        is_number = pa.types.is_integer(field.type) and kind in ("long", "double")
+        if not (field.type.equals(arrow) or is_number or field.null_count == count):
+            return None
+        try:
+            arrays.append(pa.nulls(count, arrow) if field.null_count == count else field.cast(arrow))
+        except pa.ArrowException:
+            return None
+    return arrays
+
+
 _LISTED = 8
 """How many columns a message names."""
 

@@ -213,7 +213,7 @@ def with_possible_isolation(job: ReplayJob, handler: Handler | Streams) -> Repla
     if not job.settings.isolated:
         return job
     functions = handler.functions if isinstance(handler, Streams) else [StreamFunctions.of_handler(handler)]
-    obstacle = isolation_obstacle(functions)
+    obstacle = isolation_obstacle(functions, job.settings.topology)
     if obstacle is None:
         if job.isolation_reason:
             log.warning("%s: %s; a process of its own runs the handler", job.target.turn, job.isolation_reason)

@@ -183,6 +183,8 @@ _TUPLES_A_RECORD = 10
 _MOST_PARTS = 16
 """For each core, into how many parts large trees divide a turn of few records: two exchanges in a row cost the square
 of their parts."""
+_BUCKETS_A_PART, _LEAST_BUCKETS = 8, 32
+"""Into how many buckets the keys of an Arrow step's tuples are divided. A join holds those of one bucket at once."""
 
 
 @contextmanager
@@ -249,6 +251,9 @@ def manifests_of(
         folder,
         tuple(sorted({*job.fresh, *job.retries})),
     )
+    offsets = sum(map(len, job.fresh.values())) + sum(map(count, job.retries.values()))
+    parts_of_chain = tasks_of_chain(offsets, application_of(spark).cores, job.tuples_a_record)
+    task = replace(task, buckets=max(_LEAST_BUCKETS, _BUCKETS_A_PART * parts_of_chain))
     sources = []
     if job.fresh:
         options = source_options(job.kafka.properties, job.kafka.isolation_level)
@@ -264,9 +269,7 @@ def manifests_of(
     union = reduce(DataFrame.union, rows)
     if topology is None:
         return union
-    offsets = sum(map(len, job.fresh.values())) + sum(map(count, job.retries.values()))
-    parts = tasks_of_chain(offsets, application_of(spark).cores, job.tuples_a_record)
-    return manifests_of_trees(union, task, topology, parts)
+    return manifests_of_trees(union, task, topology, parts_of_chain)
 
 
 def _manifests_of_column(

@@ -319,6 +319,8 @@ def call_arrow_handler(handler: Handler, records: Records, now: Clock) -> Outcom
             raise InvalidOutcome(f"the handler returned {found[0]}: return an outcome for each row")
         refuse_unfinished(result)
         words, classes, messages = _outcome_columns(result, records)
+    except TaskFailure as failure:
+        raise failure.error from None
     except BaseException as error:  # sys.exit, too, is the outcome of this batch alone
         if _forks != forks:
             end_forked_copy(error)
@@ -332,16 +334,15 @@ def call_arrow_handler(handler: Handler, records: Records, now: Clock) -> Outcom
     module = str(getattr(handler, "__module__", "handler"))
     rows = np.flatnonzero(pc.not_equal(words, "acked").to_numpy(zero_copy_only=False)).tolist()
     kept = words_of_handler(handler) if rows else frozenset[str]()
-    not_acked = [
-        outcome_of_word(
-            row, words[row].as_py(), _value(classes, row), _value(messages, row), records, time, module, kept
-        )
-        for row in rows
-    ]
+    not_acked = []
+    for row in rows:
+        said = words[row].as_py(), text_in(classes, row), text_in(messages, row)
+        not_acked.append(outcome_of_word(row, *said, records.payload_of, time, module, kept))
     return Outcomes(np.full(len(records), time, np.int64), not_acked, len(records))
 
 
-def _value(column: pa.Array | None, row: int) -> str | None:
+def text_in(column: pa.Array | None, row: int) -> str | None:
+    """Returns the text in a row of a column; None if there is no column."""
     return None if column is None else column[row].as_py()
 
 
@@ -352,15 +353,13 @@ def _outcome_columns(result: Any, records: Records) -> tuple[pa.Array, pa.Array 
     messages: pa.Array | None = None
     if isinstance(result, pa.Table | pa.RecordBatch):
         names = result.schema.names
-        # The handler may return its own batch with columns added, so columns of other names are ignored.
-        columns = {name: _string_column(result.column(name)) for name in names if name in _OUTCOME_COLUMNS}
         if "offset" in names:
             result.column("offset").validate(full=True)
             if result.column("offset").to_pylist() != records.offsets.tolist():
                 raise InvalidOutcome("the handler returned other offsets than it was given")
-        if "outcome" not in columns:
+        if "outcome" not in names:
             raise InvalidOutcome("the returned table has no column `outcome`")
-        words, classes, messages = columns["outcome"], columns.get("error_class"), columns.get("error_message")
+        words, classes, messages = outcome_columns(result)
     else:
         words = _string_column(result)
     if len(words) != len(records):
@@ -368,6 +367,14 @@ def _outcome_columns(result: Any, records: Records) -> tuple[pa.Array, pa.Array 
     if words.null_count or not pc.all(pc.is_in(words, OUTCOME_WORDS)).as_py():
         raise InvalidOutcome(INVALID_WORD)
     return words, classes, messages
+
+
+def outcome_columns(table: pa.Table | pa.RecordBatch) -> tuple[pa.Array, pa.Array | None, pa.Array | None]:
+    """Returns the columns outcome, error_class and error_message of a table that has at least the first, as texts. Does
+    not look at what the texts say. Raises Arrow's own error if one of them can't be text."""
+    # The handler may return its own batch with columns added, so columns of other names are ignored.
+    columns = {name: _string_column(table.column(name)) for name in table.schema.names if name in _OUTCOME_COLUMNS}
+    return columns["outcome"], columns.get("error_class"), columns.get("error_message")
 
 
 def _string_column(column: Any) -> pa.Array:

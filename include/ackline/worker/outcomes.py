@@ -127,24 +127,24 @@ def outcome_of_word(
     word: str,
     error_class: str | None,
     message: str | None,
-    records: Records | None,
+    payload_of: PayloadOf | None,
     handled_at: int,
     module: str,
     kept: Collection[str] = (),
 ) -> RowOutcome:
     """Returns the outcome of a row for which a handler of `module` returned "failed", "skipped" or "dead".
 
-    `records` are what the handler was given: their payload is removed from `error_class` and `message`, but for the
-    words `kept` of the handler's source. Both are left out where `records` is None.
+    What `payload_of` returns for the row is removed from `error_class` and `message`, but for the words `kept` of the
+    handler's source. Both are left out where `payload_of` is None.
     """
-    text = scrub(message, records.payload_of(row), kept) or None if message and records is not None else None
+    text = scrub(message, payload_of(row), kept) or None if message and payload_of is not None else None
     if word == "skipped":
         return RowOutcome(row, Outcome.SKIPPED, ErrorClass.SKIP, text, handled_at)
     if word == "dead":
         return RowOutcome(row, Outcome.FAILED, ErrorClass.DEAD, text, handled_at)
     name = None
-    if error_class and records is not None:
-        name = _storable_class(scrub(error_class, records.payload_of(row), kept), module)
+    if error_class and payload_of is not None:
+        name = _storable_class(scrub(error_class, payload_of(row), kept), module)
     return RowOutcome(row, Outcome.FAILED, name, text, handled_at)
 
 

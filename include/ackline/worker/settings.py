@@ -335,3 +335,6 @@ class TaskSettings:
     """Where this task proves that it may start; None if it needs no proof: on one machine, unless at most once."""
     topic_partitions: tuple[TopicPartition, ...] = ()
     """With steps: the topic-partitions of the job, in their order. Rows of trees hold their indexes."""
+    buckets: int = 32
+    """With Arrow steps: into how many buckets the keys of their tuples are divided. The more there are, the fewer
+    tuples a row between two tasks holds, and the more evenly the tasks share the tuples."""

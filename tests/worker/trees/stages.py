@@ -4,19 +4,25 @@ import pickle
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from ackline.handler import Emit, Handler, Origin, Record, StepCounts, Tuple
+from ackline.handler import Emit, Handler, Origin, Record, StepCounts, Tier, Tuple, arrow_handler, tier_of
 from ackline.ledger.offsets import TopicPartition
+from ackline.pipeline.outputs import StagedFile
 from ackline.pipeline.topology import SOURCE_STEP, Step, StepBlock, Topology, topology
 from ackline.worker.outcomes import RowOutcome
 from ackline.worker.trees.answers import Input, input_of
+from ackline.worker.trees.arrow_calls import ArrowTreeCalls
 from ackline.worker.trees.calls import TreeCalls
 from ackline.worker.trees.events import Block, EventFormat, Events, PackedEvents, Sums, outcome_of_root
-from ackline.worker.trees.rows import UNTRACKED, Edges, Root
+from ackline.worker.trees.output_rows import OutputRows
+from ackline.worker.trees.parcels import Arrivals
+from ackline.worker.trees.rows import UNTRACKED, Edges, Root, rows_of
 
 TP = TopicPartition("orders", 0)
 SEEDS = {(TP.topic, TP.partition): (0, 4711)}
@@ -44,19 +50,27 @@ class Lab:
     random: Random = field(default_factory=lambda: Random(1))
     tracked: bool = True
     lose: Callable[[SentTuple], bool] = lambda _: False
+    outputs: Callable[[], OutputRows | None] = lambda: None
+    """The rows for outputs of one task."""
     events: list[tuple[Root, Events]] = field(default_factory=list)
     """One event each."""
     counts: dict[str, StepCounts] = field(default_factory=dict)
-    decided: dict[int, str] = field(default_factory=dict)
+    staged: list[StagedFile] = field(default_factory=list)
 
     def run(self, records: Mapping[int, object], attempt: int = 1) -> dict[int, RowOutcome | None]:
         """Returns the outcome of each record that emitted something, by offset; None if it is acked."""
         waiting: list[SentTuple] = []
         for number, part in enumerate(self._dealt(sorted(records))):
             calls = self._calls(SOURCE_STEP, number)
-            for offset in part:
-                record = Record(TP.topic, TP.partition, offset, None, None, records[offset], (), attempt)
-                calls.call_source(self.source, record, SEEDS if self.tracked else None)
+            seeds = SEEDS if self.tracked else None
+            if tier_of(self.source) is Tier.ARROW:
+                if part:
+                    assert isinstance(calls, ArrowTreeCalls)
+                    calls.call_source_batch(self.source, records_batch(part, records, attempt), seeds)
+            else:
+                for offset in part:
+                    record = Record(TP.topic, TP.partition, offset, None, None, records[offset], (), attempt)
+                    calls.call_source(self.source, record, seeds)
             waiting += self._collect(calls)
         for step in self.topology.steps:
             if step.grouped:
@@ -101,6 +115,9 @@ class Lab:
         sent_on: list[SentTuple] = []
         for number, keys in enumerate(self._dealt(list(by_key))):
             calls = self._calls(step.number, number)
+            if isinstance(calls, ArrowTreeCalls) and calls.takes_batches(step):
+                sent_on += self._call_batches(calls, step, [sent for key in keys for sent in by_key[key]])
+                continue
             for key in keys:
                 order = sorted(by_key[key], key=lambda sent: sent.edges) if step.join else by_key[key]
                 given = [self._input(calls, sent) for sent in order]
@@ -113,6 +130,19 @@ class Lab:
             sent_on += self._collect(calls)
         return sent_on
 
+    def _call_batches(self, calls: ArrowTreeCalls, step: Step, parcels: list[SentTuple]) -> list[SentTuple]:
+        """Calls an Arrow step on the tuples of parcels, those of one bucket one after the other."""
+        arrivals, sent_on = Arrivals(step.join), list[SentTuple]()
+        columns = {
+            "key": [sent.key for sent in parcels], "stream": [sent.stream for sent in parcels],
+            "payload": [sent.payload for sent in parcels],
+        }  # fmt: skip
+        rows = rows_of(columns, len(parcels))
+        for arrived in chain(arrivals.add(rows), arrivals.take()):
+            calls.call_batch(step, arrived)
+            sent_on += self._collect(calls, last=False)
+        return sent_on + self._collect(calls)
+
     def _dealt(self, items: Sequence[object]) -> list[list]:  # type: ignore[type-arg]
         """Deals items to three tasks."""
         tasks: list[list[object]] = [[], [], []]
@@ -121,24 +151,42 @@ class Lab:
         return tasks
 
     def _calls(self, step: int = SOURCE_STEP, part: int = 0) -> TreeCalls:
-        return TreeCalls(self.topology, self.handlers, [TP], lambda: NOW, step=step, part=part)
+        given: Any = (self.topology, self.handlers, [TP], lambda: NOW)
+        named: Any = {"outputs": self.outputs(), "step": step, "part": part}
+        if any(tier_of(handler) is Tier.ARROW for handler in (self.source, *self.handlers)):
+            return ArrowTreeCalls(*given, **named, buckets=2)
+        return TreeCalls(*given, **named)
 
     def _input(self, calls: TreeCalls, sent: SentTuple) -> Input:
         numbers = tuple(calls.batch.edges.add_input_edge(*root, edge) for root, edge in sent.edges)
         origins = tuple(Origin(*TP, root.offset) for root in sorted(root for root, _ in sent.edges))
         return input_of(sent.key, sent.payload, self.topology.streams[sent.stream], origins, numbers)
 
-    def _collect(self, calls: TreeCalls) -> list[SentTuple]:
+    def _collect(self, calls: TreeCalls, last: bool = True) -> list[SentTuple]:
         ended = calls.end()
         self.events += [(ended.events.root(n), ended.events.take(np.array([n]))) for n in range(len(ended.events))]
         for name, counts in calls.figures.counts.items():
             self.counts.setdefault(name, StepCounts()).add(counts)
+        calls.figures.counts.clear()
+        if calls._outputs is not None and last:
+            self.staged += calls._outputs.close()
         return [sent_tuple(row) for batch in ended.rows for row in batch.to_pylist()]
+
+
+def records_batch(offsets: Sequence[int], values: Mapping[int, Any], attempt: int) -> pa.RecordBatch:
+    """Records with these values, as an Arrow handler gets them."""
+    count = len(offsets)
+    return pa.RecordBatch.from_pydict({
+        "topic": [TP.topic] * count, "partition": [TP.partition] * count, "offset": offsets, "key": [None] * count,
+        "value": [values[offset] for offset in offsets], "headers": [None] * count, "attempt": [attempt] * count,
+    })  # fmt: skip
 
 
 def sent_tuple(row: Mapping[str, Any]) -> SentTuple:
     """The tuple of a row."""
     edges: Edges = ()
+    if row["key"].isdigit():  # the bucket of a parcel
+        return SentTuple(row["step"], row["stream"], (), row["key"], row["payload"])
     if row["edges"] is not None:
         edges = pickle.loads(row["edges"])
     elif row["tp"] != UNTRACKED:
@@ -194,3 +242,47 @@ def ran(topology: Topology, *handlers: Any, source: Any = each_item, **records: 
 def shown(outcome: RowOutcome | None) -> tuple[str, str | None, str | None]:
     """Outcome, error class and message."""
     return ("acked", None, None) if outcome is None else (outcome.outcome, outcome.error_class, outcome.error_message)
+
+
+# ---- Arrow steps ----------------------------------------------------------------------------------------------------
+
+ACKED = ("acked", None, None)
+NEAR = steps_of({"name": "near", "input": "source"})
+Yields = Callable[[pa.RecordBatch], Any]
+
+
+def emit_all(record: Record) -> Iterator[Emit]:
+    """Emits each item of the value: its value and its key."""
+    for value, key in record.value:
+        yield Emit(value, key=key)
+
+
+class Seen:
+    """An Arrow step that keeps the batches that it gets, and then does what `answer` does."""
+
+    def __init__(self, answer: Yields = lambda _: None) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self.answer = answer
+        self.handler: Any = arrow_handler(lambda batch: self.call(batch))
+
+    def call(self, batch: pa.RecordBatch) -> Any:
+        self.batches.append(batch)
+        return self.answer(batch)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of all batches, in the order of their values."""
+        return sorted((row for batch in self.batches for row in batch.to_pylist()), key=str)
+
+
+def seen_of(*pairs: tuple[Any, Any], of: Topology = NEAR) -> Seen:
+    """What a step gets of one record that emits these values and keys."""
+    seen = Seen()
+    assert Lab(of, emit_all, [seen.handler]).run({0: pairs}) == {0: None}
+    return seen
+
+
+def outcome_of(answer: Yields, *items: str, of: Topology = ONE, then: Any = nothing) -> Any:
+    """What becomes of a record that emits these items, whose step answers so."""
+    handlers = [arrow_handler(answer), then][: len(of.steps)]
+    return ran(of, *handlers, r0=items)[0]

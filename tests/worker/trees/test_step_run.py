@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from ackline.handler import Emit, Record, Tier, Tuple
+from ackline.handler import Emit, Record, Tier, Tuple, arrow_handler
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.topology import Topology
 from ackline.worker.files import OutcomeTarget
 from ackline.worker.settings import ReplaySettings, TaskSettings
+from ackline.worker.trees.arrow_calls import ArrowTreeCalls
 from ackline.worker.trees.batch import Outbox
 from ackline.worker.trees.calls import TreeCalls
 from ackline.worker.trees.events import EventFormat
@@ -28,6 +29,7 @@ MIB = 1 << 20
 TUPLES = 100
 handled: list[Tuple] = []
 joined: list[list[Any]] = []
+calls_for: list[int] = []
 
 
 def grow(given: Tuple) -> Emit:
@@ -51,6 +53,13 @@ def large(given: Sequence[Tuple]) -> Iterator[Emit]:
         yield Emit(bytes(MIB), anchors=(each,))
 
 
+@arrow_handler
+def grow_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Emits 64 KiB for each tuple."""
+    calls_for.append(batch.num_rows)
+    return pa.record_batch({"value": pa.repeat(bytes(MIB // 16), batch.num_rows), "key": batch.column("key")})
+
+
 JOIN = steps_of(
     {"name": "join", "handler": f"{__name__}:join", "input": "source", "group_by": "key", "join": True},
 )
@@ -58,6 +67,7 @@ LARGE = steps_of(
     {"name": "large", "handler": f"{__name__}:large", "input": "source", "group_by": "key", "join": True},
     {"name": "end", "handler": f"{__name__}:end", "input": "large", "group_by": "key"},
 )
+END = {"name": "end", "handler": f"{__name__}:end", "group_by": "key"}
 STEPS = steps_of(
     {"name": "grow", "handler": f"{__name__}:grow", "input": "source", "group_by": "key"},
     {"name": "end", "handler": f"{__name__}:end", "input": "grow", "group_by": "key"},
@@ -126,6 +136,26 @@ def test_a_join_that_emits_much_ends_its_batches_between_two_keys() -> None:
     assert len([batch for batch in found if batch.nbytes > MIB]) > 2
     sums = EventFormat(2).sums(events_of([rows, *found]))
     assert (sums.acked.tolist(), sums.open_tuples.tolist()) == ([[60], [0]], [[0], [60]])
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_an_arrow_step_gets_about_as_many_tuples_as_emit_what_a_batch_should_hold(near: bool) -> None:
+    block = {"name": "grow", "handler": f"{__name__}:grow_batch", "input": "source"}
+    grow = steps_of(block if near else {**block, "group_by": "key"}, {**END, "input": "grow"})
+    calls_for.clear()
+    calls, outbox = ArrowTreeCalls(grow, [grow_batch, end], [TP], lambda: 1, buckets=4), Outbox()
+    for offset in range(1500):
+        record = Record(TP.topic, TP.partition, offset, None, None, None, (), 1)
+        calls.call_source(lambda each: Emit(each.offset, key=each.offset), record, {(TP.topic, TP.partition): (0, 11)})
+        if calls.full:
+            outbox.add(calls.end())
+    outbox.add(calls.end())
+    sent = [batch for batch in outbox.take(last=True) if batch.column("step").null_count < len(batch)]
+    found = sent if near else list(handle_step(task_settings(grow), grow.steps[0])(iter(sent)))
+    assert sum(calls_for) == 1500
+    assert max(calls_for) <= 500
+    assert max(calls_for[2:]) <= 300
+    assert max(batch.nbytes for batch in found) <= 40 * MIB
 
 
 def sent_rows(

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from ackline.ledger.explain import StepStory, decode
@@ -55,6 +56,63 @@ def test_s61_a_retry_builds_the_tree_anew(tasks: TaskLab) -> None:
     assert {outcome for _, outcome, _ in tasks.outcomes(first)} == {"failed"}
     second = tasks.ran(SPLIT, None, {tp: {0: 2, 1: 2, 2: 2}}, topology=TWO)
     assert [(row["outcome"], row["attempt"]) for row in tasks.rows(second)] == [("acked", 2)] * 3
+
+
+def test_an_arrow_handler_of_records_says_what_became_of_each_and_its_tuples_go_on(tasks: TaskLab) -> None:
+    topology = steps(
+        {"name": "near", "handler": "end_batch", "input": "source.near"},
+        {"name": "far", "handler": "end_batch", "input": "source", "group_by": "key"},
+    )
+    near, broken = {"key": "a", "stream": "near"}, {"key": "a", "do": "fail at once"}
+    records = [
+        ITEMS,
+        [],
+        [near],
+        [broken, *ITEMS],
+        [*ITEMS, {"key": "d", "do": "fail"}],
+        [near, {**near, "do": "skip"}],
+    ]
+    tp = tasks.put(*values(records))
+    job = tasks.ran(f"{SPLIT}_batch", {tp: (0, len(records))}, topology=topology)
+    assert [
+        (row["outcome"], row["error_class"], row["error_message"], decode(row["tree"])) for row in tasks.rows(job)
+    ] == [
+        ("acked", None, None, {"far": StepStory(3, 0, 0)}),
+        ("acked", None, None, None),
+        ("acked", None, None, {"near": StepStory(1, 0, 0)}),
+        ("failed", None, None, None),
+        ("failed", "Fail", "step far: Fail; 3 siblings acked", {"far": StepStory(3, 1, 0)}),
+        ("skipped", "Skip", "step near: Skip", {"near": StepStory(1, 0, 0)}),
+    ]  # fmt: skip
+
+
+def test_retries_are_read_in_batches_for_an_arrow_handler_too(tasks: TaskLab) -> None:
+    topology = steps({"name": "end", "handler": "end_batch", "input": "source", "group_by": "key"})
+    tp = tasks.put(*values([ITEMS, [], [{"key": "b", "do": "fail"}]]))
+    job = tasks.ran(f"{SPLIT}_batch", None, {tp: {0: 2, 1: 2, 2: 3}}, topology=topology)
+    rows = [(row["offset"], row["attempt"], row["outcome"]) for row in tasks.rows(job)]
+    assert rows == [(0, 2, "acked"), (1, 2, "acked"), (2, 3, "failed")]
+
+
+def test_without_tracking_no_record_waits_for_the_tuples_of_arrow_steps(tasks: TaskLab) -> None:
+    topology = steps({"name": "end", "handler": "end_batch", "input": "source", "group_by": "key"})
+    tp = tasks.put(*values([ITEMS, [{"key": "b", "do": "fail"}], [{"key": "b", "do": "fail at once"}]]))
+    job = tasks.ran(f"{SPLIT}_batch", {tp: (0, 3)}, topology=topology, tracking=False)
+    assert [outcome for _, outcome, _ in tasks.outcomes(job)] == ["acked", "acked", "failed"]
+
+
+def test_rows_of_arrow_steps_are_staged_with_their_records(tasks: TaskLab, tmp_path: Path) -> None:
+    """Those that the first batch of an inferred table decides about row by row, and those after it, as columns."""
+    blocks = [
+        StepBlock(name=name, handler="tests.spark.tree_handlers:work_batch", input=["source"]) for name in ("a", "b")
+    ]
+    of_both = [OutputBlock.model_validate({"from": ["a", "b"], "table": "items"})]
+    targets = OutputTargets(TurnId("shop", LIVE, 0, 1), f"{tmp_path}/staged", {})
+    tp = tasks.put(*values([[{"key": "a", "do": "hold"}], [{"key": "b", "do": "fail"}], []]))
+    job = tasks.job(f"{SPLIT}_batch", {tp: (0, 3)}, topology=topology(blocks, of_both), outputs=targets)
+    result = tasks.run(job)
+    rows = [row for file in result.staged for row in pq.read_table(tmp_path / "staged" / file.path).to_pylist()]
+    assert rows == [{"_anchors": [{**tp._asdict(), "offset": 0, "attempt": 1}], "do": "hold"}] * 2
 
 
 def test_streams_decode_and_choose_the_handler_of_a_tree(tasks: TaskLab) -> None:

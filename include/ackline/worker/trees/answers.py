@@ -165,6 +165,19 @@ class AnswerReader:
         ordered = [*near, *(name for name in names if name not in near)]
         return f"; taken are {', '.join(f'{step}.{name}' for name in ordered)}" if ordered else ""
 
+    def unknown_stream(self, step: str, stream: Any, texts: Texts, handler: Callable[..., Any] | None) -> str:
+        """Returns why nothing gets what a handler has emitted to a stream that no step and no output takes. Raises
+        InvalidOutcome if it is no name of a stream."""
+        if type(stream) is not str or not _STREAM_NAME.fullmatch(stream):
+            raise InvalidOutcome("the stream of an Emit is no name of a stream")
+        name = scrub(stream, texts(), self._source_of(handler).words)
+        return f"emitted to {step}.{name}, which no step and no output takes{self._near(step, stream)}"[:MESSAGE_LIMIT]
+
+    def hidden_fields(self, names: Collection[str], handler: Callable[..., Any] | None) -> Collection[str]:
+        """Returns those of the names of fields that do not stand in the source of a handler, so that they may be of a
+        record."""
+        return frozenset(names) - self._source_of(handler).texts
+
     def _emitted(
         self, emit: Emit, step: str, anchors: Sequence[int] | None, texts: Texts, handler: Callable[..., Any] | None
     ) -> Emitted:
@@ -172,12 +185,7 @@ class AnswerReader:
         stream = emit.stream
         taken = self._taken.get((step, stream)) if type(stream) is str else None
         if taken is None:
-            if type(stream) is not str or not _STREAM_NAME.fullmatch(stream):
-                raise InvalidOutcome("the stream of an Emit is no name of a stream")
-            name = scrub(stream, texts(), self._source_of(handler).words)
-            problem = f"emitted to {step}.{name}, which no step and no output takes{self._near(step, stream)}"[
-                :MESSAGE_LIMIT
-            ]
+            problem = self.unknown_stream(step, stream, texts, handler)
             pack(emit.key, emit.value)
             return Emitted(stream, anchors, b"", b"", problem=problem)
         to_steps, to_outputs = taken

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ackline.handler import SOURCE, Durations, StepCounts, Tuple
+from ackline.handler import SOURCE, Durations, StepCounts
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.pipeline.topology import SOURCE_STEP, Stream
@@ -45,8 +45,15 @@ MAX_ROWS = 10_000
 """Rows of an Arrow batch, at most."""
 MAX_BYTES = 16 << 20
 """Bytes of an Arrow batch, about at most: the JVM takes a batch whole."""
-_ROW_BYTES = 100
+ROW_BYTES = 100
 """About how many bytes a tuple takes for each of its roots, at least once, beside its key and payload."""
+
+
+class OpenedEdges(NamedTuple):
+    """Edges that lead to tuples for other tasks, and the number of the step that each of them leads to."""
+
+    edges: Int64s
+    steps: Int64s
 
 
 @dataclass(slots=True)
@@ -70,12 +77,17 @@ class SentTuples:
         self.edges.append(edges)
         self.keys.append(key)
         self.payloads.append(payload)
-        size = len(payload) + len(key) + _ROW_BYTES * (len(edges) or 1)
+        size = len(payload) + len(key) + ROW_BYTES * (len(edges) or 1)
         self.sizes.append(size)
         self.size += size
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def opened(self) -> "OpenedEdges":
+        """Returns the edges that lead to the tuples."""
+        steps = np.repeat(_array(self.steps), _array(map(len, self.edges)))
+        return OpenedEdges(_array(chain.from_iterable(self.edges)), steps)
 
     def rows(self, resolved: Resolved) -> list[pa.RecordBatch]:
         """Returns the tuples as rows, with the ids of their edges."""
@@ -148,9 +160,9 @@ class Batch:
     dues: list[tuple[int, int]] = field(default_factory=list)
     """The edge of each root that is in flight, and its deadline in microseconds since 1970, NEVER without one."""
 
-    def events(self, resolved: Resolved, format_: EventFormat, sent: SentTuples, time: int) -> Events:
-        """Returns one event for each root, given the tuples that go to other tasks. `time` is when the calls had
-        returned, in microseconds since 1970.
+    def events(self, resolved: Resolved, format_: EventFormat, opened: OpenedEdges, time: int) -> Events:
+        """Returns one event for each root, given the edges of tuples that go to other tasks. `time` is when the calls
+        had returned, in microseconds since 1970.
 
         All sums are over the edges of the batch, so the order of the calls does not matter.
         """
@@ -161,10 +173,9 @@ class Batch:
         rows["sources"] = int(self.step == SOURCE_STEP)
         rows["time"] = time
         rows["timestamp"], rows["begun"] = NO_TIMESTAMP, NOT_BEGUN
-        closed, opened = _array(self.closed), _array(chain.from_iterable(sent.edges))
-        to = np.repeat(_array(sent.steps), _array(map(len, sent.edges)))
+        closed = _array(self.closed)
         xors = np.zeros(count, np.uint64)
-        for edges in (closed, opened):
+        for edges in (closed, opened.edges):
             np.bitwise_xor.at(xors, resolved.root_of[edges], resolved.ids[edges])
         rows["xor"] = xors
 
@@ -173,7 +184,7 @@ class Batch:
             return np.bincount(places, minlength=count * steps).reshape(count, steps)
 
         by = np.full(len(closed), self.step, np.int64)
-        rows["open"] = counted(opened, to) - counted(closed, by)
+        rows["open"] = counted(*opened) - counted(closed, by)
         rows["acked"] = counted(closed, by) + counted(_array(self.near), _array(self.near_steps))
         for numbers, step, outcome in self.not_acked:
             done = (FAILED if outcome.outcome is Outcome.FAILED else 0) - (1 if step == self.step else 0)
@@ -281,12 +292,12 @@ class EdgeLog:
         """Logs that a tuple of `stream` goes to the step `to`."""
         self._log(str(stream), to, edges, "emitted")
 
-    def closed(self, given: Tuple, step: str, edges: Edges, outcome: RowOutcome | None, held: bool = False) -> None:
-        """Logs what a step made of a tuple; `outcome` is None if it acked or held the tuple."""
+    def closed(self, stream: Stream, step: str, edges: Edges, outcome: RowOutcome | None, held: bool = False) -> None:
+        """Logs what a step made of a tuple of `stream`; `outcome` is None if it acked or held the tuple."""
         word = "held" if held else "acked"
         if outcome is not None:
             word = f"{_WORDS.get(outcome.outcome, outcome.outcome.value)} ({outcome.error_class})"
-        self._log(str(Stream(given.step, given.stream)), step, edges, word)
+        self._log(str(stream), step, edges, word)
 
     def _log(self, stream: str, to: str, edges: Edges, word: str) -> None:
         for root, edge in edges:
@@ -304,6 +315,10 @@ def edge_log_of(settings: TaskSettings) -> EdgeLog | None:
 
 _MAX_EVENTS = 8 << 20
 """Bytes of events that wait here, at most. The more there are, the more of them share a row."""
+
+
+_LARGE = 1 << 20
+"""Bytes of rows that are sent as they are."""
 
 
 class Ended(NamedTuple):
@@ -329,6 +344,10 @@ class Outbox:
             self._events.add(ended.events)
             self.trees += int(ended.events.rows["sources"].sum())
         for rows in ended.rows:
+            if rows.nbytes >= _LARGE:  # to join it with others would copy it
+                self._join_small()
+                self._ready.append(rows)
+                continue
             if self._rows + rows.num_rows > MAX_ROWS or self._bytes + rows.nbytes > MAX_BYTES:
                 self._join_small()
             self._small.append(rows)

@@ -2,12 +2,14 @@
 
 import gc
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from time import perf_counter_ns
 from typing import Any
+
+import pyarrow as pa
 
 from ackline.errors import FatalError
 from ackline.handler import SOURCE, Handler, InFlight, Origin, Record
@@ -29,7 +31,7 @@ from ackline.worker.trees.answers import (
     texts_of,
     texts_of_record,
 )
-from ackline.worker.trees.batch import MAX_BYTES, MAX_ROWS, Batch, CallFigures, EdgeLog, Ended, SentTuples
+from ackline.worker.trees.batch import MAX_BYTES, MAX_ROWS, Batch, CallFigures, EdgeLog, Ended, OpenedEdges, SentTuples
 from ackline.worker.trees.events import EventFormat
 from ackline.worker.trees.output_rows import OutputRow, OutputRows
 from ackline.worker.trees.rows import EdgeNumbers, Resolved, Root, root_id
@@ -40,7 +42,7 @@ Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
 _Taker = tuple[int, Stream, tuple[Step, ...], tuple[Output, ...]]
 """The number of a stream, the stream, and the steps and the outputs that take it."""
 _logger = logging.getLogger(__name__)
-_MAX_CONSUMERS = 256
+MAX_CONSUMERS = 256
 """The most steps that may take one stream. The positions of edges have eight bits for them."""
 
 
@@ -51,6 +53,9 @@ class TreeCalls:
     `step` is the number of the step whose tuples the task gets, -1 in a task that reads records, and `part` the number
     of the task among those of its step: the acker tells batches by both and by their number in the task.
     """
+
+    _arrow_steps: Collection[int] = frozenset()
+    """The numbers of steps that take batches of tuples."""
 
     def __init__(
         self,
@@ -77,6 +82,10 @@ class TreeCalls:
         self._dropped, self._first_dropped = 0, ""
         self.begin()
 
+    def takes_batches(self, step: Step) -> bool:
+        """Returns whether the handler of a step is called with batches of tuples."""
+        return step.number in self._arrow_steps
+
     def begin(self) -> None:
         """Begins a batch, and forgets the calls since the last `end`."""
         self.batch = Batch(self._step, self._part, next(self._batches))
@@ -99,17 +108,31 @@ class TreeCalls:
     def end(self) -> Ended:
         """Stages or sends what was emitted to outputs, before the events leave the task: a row that does not fit fails
         its records. Returns what the calls since the last `end` leave, and begins the next batch."""
+        self._call_waiting()
         resolved = self.batch.edges.resolve()
         for bad in self._outputs.flush(resolved) if self._outputs is not None else ():
             outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.BAD_OUTPUT, bad.reason, self._now())
             self._note_problem(bad.row.blamed, bad.row.step, outcome)
-        events = self.batch.events(resolved, self._format, self._tuples, self._now())
+        events = self.batch.events(resolved, self._format, self._opened(), self._now())
         self.figures.add_up(events, resolved)
         for log in self._logged:
             log(resolved)
-        ended = Ended(events, self._tuples.rows(resolved))
+        ended = Ended(events, self._rows(resolved))
         self.begin()
         return ended
+
+    def _call_waiting(self) -> None:
+        """Calls what waits for the end of the batch: nothing, without Arrow steps."""
+
+    def _opened(self) -> OpenedEdges:
+        return self._tuples.opened()
+
+    def _rows(self, resolved: Resolved) -> list[pa.RecordBatch]:
+        return self._tuples.rows(resolved)
+
+    def _wait_for_batch(self, step: Step, stream: int, edges: EdgeNumbers, key: bytes, payload: bytes) -> None:
+        """Keeps a tuple for an Arrow step (`ackline.worker.trees.arrow_calls`)."""
+        raise NotImplementedError
 
     def call_source(self, handler: Handler, record: Record, seeds: Seeds) -> InFlight | None:
         """Calls the handler of a record, and delivers what it emits. `seeds` is None if trees are not tracked.
@@ -243,14 +266,19 @@ class TreeCalls:
 
     def _note(self, step: Step, given: Input, outcome: RowOutcome | None, held: bool = False) -> None:
         """Notes how a call did not ack a tuple, and logs it."""
+        self._note_edges(step, Stream(given.tuple.step, given.tuple.stream), given.edges, outcome, held)
+
+    def _note_edges(
+        self, step: Step, stream: Stream, edges: EdgeNumbers, outcome: RowOutcome | None, held: bool = False
+    ) -> None:
         if outcome is not None and not held:
-            self.batch.not_acked.append((given.edges, step.number, outcome))
+            self.batch.not_acked.append((edges, step.number, outcome))
             self.figures.of_step(step.number).failed += outcome.outcome is Outcome.FAILED
             if not step.join:
                 self.figures.of_step(step.number).acked -= 1  # `CallFigures.add_up` adds each call as acked
         if self._edge_log is not None:
-            log, edges = self._edge_log.closed, given.edges
-            self._logged.append(lambda resolved: log(given.tuple, step.name, resolved.edges(edges), outcome, held))
+            log = self._edge_log.closed
+            self._logged.append(lambda resolved: log(stream, step.name, resolved.edges(edges), outcome, held))
 
     def _deliver_all(self, name: str, number: int, answers: Sequence[Answer], edges: EdgeNumbers) -> None:
         """Delivers what a call with one input has emitted."""
@@ -278,15 +306,20 @@ class TreeCalls:
             for output in outputs:
                 self._outputs.add(output, OutputRow(number, row, parents, blamed))
         for place, step in enumerate(steps):
-            edges = self.batch.edges.add_emitted_edges(parents, position * _MAX_CONSUMERS + place)
+            edges = self.batch.edges.add_emitted_edges(parents, position * MAX_CONSUMERS + place)
             if (edge_log := self._edge_log) is not None:
-                self._logged.append(partial(_log_emitted, edge_log, stream, step, edges))
-            if step.grouped:
+                self._logged.append(partial(log_emitted, edge_log, stream, step, edges))
+            if step.number in self._arrow_steps:
+                self._wait_for_batch(step, stream_number, edges, key, payload)
+            elif step.grouped:
                 self._tuples.add(step.number, stream_number, edges, key, payload)
             else:
-                roots = sorted(map(self.batch.edges.root, edges))
-                origins = tuple([Origin(*self._topic_partitions[root.tp], root.offset) for root in roots])
-                self._call_near(step, input_of(key, payload, stream, origins, edges))
+                self._call_near_with(step, key, payload, stream, edges)
+
+    def _call_near_with(self, step: Step, key: bytes, payload: bytes, stream: Stream, edges: EdgeNumbers) -> None:
+        roots = sorted(map(self.batch.edges.root, edges))
+        origins = tuple([Origin(*self._topic_partitions[root.tp], root.offset) for root in roots])
+        self._call_near(step, input_of(key, payload, stream, origins, edges))
 
     def _note_problem(self, blamed: EdgeNumbers, number: int, outcome: RowOutcome) -> None:
         """Notes that a tuple or row of a call can't be delivered, which fails the records of the edges `blamed`."""
@@ -314,7 +347,8 @@ class TreeCalls:
         return tuple([merged[root] for root in sorted(merged)])
 
 
-def _log_emitted(log: EdgeLog, stream: Stream, step: Step, edges: EdgeNumbers, resolved: Resolved) -> None:
+def log_emitted(log: EdgeLog, stream: Stream, step: Step, edges: EdgeNumbers, resolved: Resolved) -> None:
+    """Logs that a tuple of `stream` goes to a step."""
     log.emitted(stream, step.name, resolved.edges(edges))
 
 
@@ -326,6 +360,16 @@ def _takers(topology: Topology) -> dict[tuple[str, str], _Taker]:
         )
         for number, stream in enumerate(topology.streams)
     }  # fmt: skip
+
+
+def next_portion(handled: int, fill: float, before: int, most: int) -> int:
+    """Returns how much the next call for a whole portion should get, if this one got `handled`, which filled a batch in
+    parts by `fill`, and if it could have had `before`.
+
+    One call answers for a whole portion, so its length follows what the portion before it emitted. It at most doubles,
+    so that a few small ones before large ones do not make it long at once.
+    """
+    return max(1, min(int(handled / max(fill, 1e-9)), 2 * before, most))
 
 
 _ALLOCATIONS = 50_000

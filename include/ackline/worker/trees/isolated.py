@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ackline.handler import Durations, Handler, Origin, Record, Tier
+from ackline.handler import Durations, Handler, Origin, Record, Tier, tier_of
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import NEVER
@@ -28,6 +28,7 @@ from ackline.worker.run import part_of_task, without_secrets
 from ackline.worker.settings import ReplaySettings, TaskSettings
 from ackline.worker.streams import load_call
 from ackline.worker.trees.answers import Answer, Input, input_of
+from ackline.worker.trees.arrow_calls import ArrowTreeCalls
 from ackline.worker.trees.batch import edge_log_of
 from ackline.worker.trees.calls import Seeds, TreeCalls
 from ackline.worker.trees.output_rows import OutputRows
@@ -132,16 +133,25 @@ CALLS_A_REQUEST = 20
 results of all calls of a request in memory."""
 
 
-def tree_calls(settings: TaskSettings, now: Clock, outputs: OutputRows | None, step: int = SOURCE_STEP) -> TreeCalls:
-    """Returns the calls of a task that gets the tuples of `step`, or reads records; isolated if the settings say so.
-    Raises ConfigError for a handler of a step that does not import in this process."""
+def tree_calls(
+    settings: TaskSettings,
+    now: Clock,
+    outputs: OutputRows | None,
+    step: int = SOURCE_STEP,
+    batches_of_records: bool = False,
+) -> TreeCalls:
+    """Returns the calls of a task that gets the tuples of `step`, or reads records, perhaps for an Arrow handler, in
+    batches; isolated if the settings say so. Raises ConfigError for a handler of a step that does not import in this
+    process."""
     if settings.replay.isolated:
         return IsolatedTreeCalls(settings, now, outputs, step)
     topology = settings.replay.topology
     assert topology is not None
     steps = load_steps(topology)
-    tps = settings.topic_partitions
-    return TreeCalls(topology, steps, tps, now, outputs, edge_log_of(settings), step, part_of_task())
+    given = topology, steps, settings.topic_partitions, now, outputs, edge_log_of(settings), step, part_of_task()
+    if batches_of_records or any(tier_of(handler) is Tier.ARROW for handler in steps):
+        return ArrowTreeCalls(*given, buckets=settings.buckets)
+    return TreeCalls(*given)
 
 
 class IsolatedTreeCalls(TreeCalls):

@@ -11,9 +11,9 @@ of these numbers.
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ from ackline.pipeline.output_columns import (
     Columns,
     arrow_type,
     as_row,
+    fit_columns,
     fit_rows,
     infer_columns,
     json_text,
@@ -38,7 +39,8 @@ from ackline.tables.files import DataFileWriter
 from ackline.tables.folder import Folder
 from ackline.worker.settings import OutputTargets
 from ackline.worker.trees.answers import EmittedRow
-from ackline.worker.trees.rows import EdgeNumbers, Edges, Resolved
+from ackline.worker.trees.columns import values_of
+from ackline.worker.trees.rows import EdgeNumbers, Edges, EdgesOfRows, Resolved
 
 
 class InferredColumns:
@@ -100,6 +102,26 @@ class OutputRow(NamedTuple):
     if there are none."""
 
 
+class OutputColumns(NamedTuple):
+    """Rows that a call of an Arrow handler has emitted, as columns: keys, then the fields of the values."""
+
+    step: int
+    batch: pa.RecordBatch
+    hidden: Collection[str]
+    """Those of the fields that no message shows, as `EmittedRow.hidden`."""
+    edges: EdgesOfRows
+    blamed: EdgesOfRows
+    """For each row, the edges whose records fail if it does not fit."""
+
+    def rows(self) -> list[OutputRow]:
+        """Returns the rows one by one."""
+        rows = zip(values_of(self.batch), self.edges.of_rows(), self.blamed.of_rows(), strict=True)
+        return [
+            OutputRow(self.step, EmittedRow(key, value, 0, self.hidden), edges, blamed)
+            for (key, value), edges, blamed in rows
+        ]
+
+
 @dataclass(frozen=True, slots=True)
 class BadRow:
     """A row that does not fit its output. The reason quotes no value."""
@@ -116,6 +138,7 @@ class OutputRows:
         self._targets = targets
         self._topic_partitions = topic_partitions
         self._waiting: dict[int, tuple[Output, list[OutputRow]]] = {}
+        self._columns: list[tuple[Output, OutputColumns]] = []
         self._tables: dict[int, _StagedTable] = {}
         self._topics: OutputTopics | None = None
         self._size = 0
@@ -135,16 +158,28 @@ class OutputRows:
         self._size += row.row.size
         self._waiting.setdefault(output.number, (output, []))[1].append(row)
 
+    def add_columns(self, output: Output, columns: OutputColumns) -> None:
+        """Adds rows for an output, as columns."""
+        self._size += columns.batch.nbytes
+        self._columns.append((output, columns))
+
     def flush(self, edges: Resolved) -> Iterator[BadRow]:
         """Stages the rows that wait, and sends those for topics: all replicas have them when this ends. Yields those
         that do not fit. `edges` are those of the batch that has emitted the rows."""
         waiting, self._waiting, self._size = self._waiting, {}, 0
         for output, rows in waiting.values():
-            if output.table is not None:
-                for portion in _portions(rows):
-                    yield from self._table(output).add(portion, edges)
-            else:
-                yield from self._send(output, rows, edges)
+            yield from self._flush_rows(output, rows, edges)
+        columns, self._columns = self._columns, []
+        for output, of_call in columns:
+            if output.table is None or not self._table(output).add_columns(of_call, edges):
+                yield from self._flush_rows(output, of_call.rows(), edges)
+
+    def _flush_rows(self, output: Output, rows: list[OutputRow], edges: Resolved) -> Iterator[BadRow]:
+        if output.table is None:
+            yield from self._send(output, rows, edges)
+            return
+        for portion in _portions(rows):
+            yield from self._table(output).add(portion, edges)
 
     def close(self) -> list[StagedFile]:
         """Finishes the files. On a local disk they are durable when this returns."""
@@ -239,10 +274,22 @@ class _StagedTable:
             yield BadRow(rows[number], reason)
         if not kept:
             return
-        anchors = _anchor_column([rows[number].edges for number in kept], edges, self._topic_partitions)
         chosen = [array.take(pa.array(kept, pa.int64())) for array in arrays] if problems else arrays
+        self._stage(chosen, EdgesOfRows.of([rows[number].edges for number in kept]), edges)
+
+    def add_columns(self, columns: OutputColumns, edges: Resolved) -> bool:
+        """Stages rows as columns. Returns False, and stages none, unless their types are those of the table: `add`
+        decides about rows that are to be converted, or that do not fit."""
+        arrays = fit_columns(columns.batch, self._columns)
+        if arrays is None:
+            return False
+        self._stage(arrays, columns.edges, edges)
+        return True
+
+    def _stage(self, arrays: Sequence[pa.Array], of_rows: EdgesOfRows, edges: Resolved) -> None:
+        anchors = _anchor_column(of_rows, edges, self._topic_partitions)
         schema = pa.schema([STAGED_ANCHORS, *((name, arrow_type(kind)) for name, kind in self._columns.items())])
-        batch = pa.RecordBatch.from_arrays([anchors, *chosen], schema=schema)
+        batch = pa.RecordBatch.from_arrays([anchors, *arrays], schema=schema)
         self._waiting.append(batch)
         self._rows += len(batch)
         rows_waiting, size = sum(map(len, self._waiting)), sum(batch.nbytes for batch in self._waiting)
@@ -281,12 +328,10 @@ class _StagedTable:
         self._writer.write(pa.Table.from_batches(waiting))
 
 
-def _anchor_column(
-    numbers: Sequence[EdgeNumbers], edges: Resolved, topic_partitions: Sequence[TopicPartition]
-) -> pa.ListArray:
+def _anchor_column(of_rows: EdgesOfRows, edges: Resolved, topic_partitions: Sequence[TopicPartition]) -> pa.ListArray:
     """Returns for each row the records that it is anchored to."""
-    ends = np.cumsum(np.fromiter(map(len, numbers), np.int32), dtype=np.int32)
-    root_of = edges.root_of[np.fromiter(chain.from_iterable(numbers), np.int64)]
+    ends = np.cumsum(of_rows.counts, dtype=np.int32)
+    root_of = edges.root_of[of_rows.numbers]
     tps = pa.array(edges.roots.tps[root_of])
     fields = [
         pa.array([tp.topic for tp in topic_partitions], pa.string()).take(tps),

@@ -23,6 +23,7 @@ lists, and NumPy computes the ids of thousands of edges at the end of the batch.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,6 +103,11 @@ def root_id(seed: int, offset: int, attempt: int) -> int:
 UInt64s = npt.NDArray[np.uint64]
 
 
+def root_ids(seed: int, offsets: "Int64s", attempts: "Int64s") -> UInt64s:
+    """Returns `root_id` of each of several attempts at records of one topic-partition."""
+    return _mix(_mix(np.uint64(seed) ^ offsets.astype(np.uint64)) + attempts.astype(np.uint64))
+
+
 def edge_ids(parents: UInt64s, positions: UInt64s) -> UInt64s:
     """Returns the id of each edge, given the id of its parent edge and its position."""
     return _mix(parents ^ (positions * np.uint64(_STRIDE)))
@@ -120,7 +126,60 @@ EdgeNumbers = tuple[int, ...]
 """The edges that lead to a tuple, one for each of its roots, by their numbers in `EdgeColumns`."""
 
 Int64s = npt.NDArray[np.int64]
-_GIVEN = -1
+GIVEN = -1
+"""The parent of an edge that leads to a tuple of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgesOfRows:
+    """The edges that lead to each of several tuples. `numbers` has those of the first tuple, then those of the next
+    one, and so on; `counts` says how many each of them has."""
+
+    numbers: Int64s
+    counts: Int64s
+
+    @classmethod
+    def one_each(cls, numbers: Int64s) -> "EdgesOfRows":
+        """Returns tuples with one edge each."""
+        return cls(numbers, np.ones(len(numbers), np.int64))
+
+    @classmethod
+    def of(cls, edges: Sequence[EdgeNumbers]) -> "EdgesOfRows":
+        """Returns the edges of several tuples, given those of each."""
+        counts = np.fromiter(map(len, edges), np.int64, len(edges))
+        return cls(np.fromiter(chain.from_iterable(edges), np.int64, int(counts.sum())), counts)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[EdgesOfRows]") -> "EdgesOfRows":
+        """Returns the edges of the tuples of all parts."""
+        return cls(np.concatenate([part.numbers for part in parts]), np.concatenate([part.counts for part in parts]))
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @property
+    def rows(self) -> Int64s:
+        """For each edge, the number of its tuple."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def take(self, rows: Int64s) -> "EdgesOfRows":
+        """Returns the edges of these tuples."""
+        counts = self.counts[rows]
+        if (self.counts == 1).all():  # usual
+            return EdgesOfRows(self.numbers[rows], counts)
+        starts = np.cumsum(self.counts) - self.counts
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        return EdgesOfRows(self.numbers[np.repeat(starts[rows], counts) + within], counts)
+
+    def of_row(self, row: int) -> EdgeNumbers:
+        """Returns the edges of one tuple."""
+        end = int(self.counts[: row + 1].sum())
+        return tuple(self.numbers[end - int(self.counts[row]) : end].tolist())
+
+    def of_rows(self) -> list[EdgeNumbers]:
+        """Returns the edges of each tuple."""
+        numbers, ends = self.numbers.tolist(), np.cumsum(self.counts).tolist()
+        return [tuple(numbers[start:end]) for start, end in pairwise([0, *ends])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +232,13 @@ class EdgeColumns:
         self._offsets += offsets
         self._attempts += attempts
         self._ids += ids
-        self.parents += [_GIVEN] * len(tps)
+        self.parents += [GIVEN] * len(tps)
         self.positions += range(first, first + len(tps))
         return number
 
     def add_input_edge(self, tp: int, offset: int, attempt: int, edge: int) -> int:
         """Adds an edge that leads to a tuple of the batch. Returns its number."""
-        self.parents.append(_GIVEN)
+        self.parents.append(GIVEN)
         self.positions.append(len(self._tps))
         self._tps.append(tp)
         self._offsets.append(offset)
@@ -200,31 +259,46 @@ class EdgeColumns:
 
     def root(self, number: int) -> Root:
         """Returns the root of an edge."""
-        while self.parents[number] != _GIVEN:
+        while self.parents[number] != GIVEN:
             number = self.parents[number]
         place = self.positions[number]
         return Root(self._tps[place], self._offsets[place], self._attempts[place])
 
+    def roots_of_given(self, numbers: Int64s) -> Int64s:
+        """Returns a number for the root of each of these edges, which lead to tuples of the batch. The numbers are in
+        the order of the roots."""
+        roots, _ = self._distinct_roots()
+        return roots[self._edges()[1][numbers]]
+
+    def _edges(self) -> tuple[Int64s, Int64s]:
+        """Returns parent and position of each edge."""
+        return np.array(self.parents, np.int64), np.array(self.positions, np.int64)
+
+    def _given_edges(self) -> Sequence[Int64s]:
+        """Returns the columns of the edges that lead to tuples of the batch."""
+        columns = self._tps, self._offsets, self._attempts, np.array(self._ids, np.uint64).view(np.int64)
+        return [np.asarray(column, np.int64) for column in columns]
+
     def resolve(self) -> Resolved:
         """Returns all edges that there are by now."""
-        parents, positions = np.array(self.parents, np.int64), np.array(self.positions, np.uint64)
-        given_ids = np.array(self._ids, np.uint64)
+        parents, positions = self._edges()
+        given_ids = self._given_edges()[3].view(np.uint64)
         root_numbers, roots = self._distinct_roots()
         ids, root_of = np.empty(len(parents), np.uint64), np.empty(len(parents), np.int64)
-        known = parents == _GIVEN
+        known = parents == GIVEN
         given, left = np.flatnonzero(known), np.flatnonzero(~known)
         ids[given], root_of[given] = given_ids, root_numbers
         while len(left):  # once for each step in a row that runs in this task
             ready = known[parents[left]]
             now, left = left[ready], left[~ready]
-            ids[now] = edge_ids(ids[parents[now]], positions[now])
+            ids[now] = edge_ids(ids[parents[now]], positions[now].view(np.uint64))
             root_of[now] = root_of[parents[now]]
             known[now] = True
         return Resolved(ids, root_of, roots)
 
     def _distinct_roots(self) -> tuple[Int64s, RootColumns]:
         """Returns for each given edge the number of its root, and the roots."""
-        columns = [np.array(column, np.int64) for column in (self._tps, self._offsets, self._attempts)]
+        columns = self._given_edges()[:3]
         order = np.lexsort(columns[::-1])
         begins = np.ones(len(order), np.bool_)
         begins[1:] = np.logical_or.reduce([np.diff(column[order]) != 0 for column in columns])

@@ -7,6 +7,7 @@ others. `handle_step` calls the handler of a step on the tuples that are address
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import groupby, islice
 from typing import Any, Self
 
@@ -14,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.handler import SOURCE, Handler, InFlight, Origin, Record, StepCounts
+from ackline.handler import SOURCE, Handler, InFlight, Origin, Record, StepCounts, Tier, tier_of
 from ackline.ledger.offsets import Bools
-from ackline.pipeline.topology import Step, Topology
+from ackline.pipeline.topology import SOURCE_STEP, Step, Topology
 from ackline.tables.object_store import use_options
 from ackline.worker.isolation.handler_process import IsolatedHandler
 from ackline.worker.outcomes import Outcomes, RowOutcome, outcome_clock
@@ -25,17 +26,20 @@ from ackline.worker.run import TaskRun, check_start, ignore_ctrl_c, naming_host
 from ackline.worker.settings import TaskSettings, manifest
 from ackline.worker.streams import CallHandler, load_call
 from ackline.worker.trees.answers import Input, input_of
+from ackline.worker.trees.arrow_calls import ArrowTreeCalls
 from ackline.worker.trees.batch import Ended, Outbox
-from ackline.worker.trees.calls import Seeds, rarer_collection
+from ackline.worker.trees.calls import Seeds, TreeCalls, next_portion, rarer_collection
 from ackline.worker.trees.events import Events, outcome_of_root, stories_of_acked
 from ackline.worker.trees.isolated import CALLS_A_REQUEST, IsolatedTreeCalls, tree_calls
 from ackline.worker.trees.output_rows import OutputRows
+from ackline.worker.trees.parcels import Arrivals, ArrivedTuples, Unfit
 from ackline.worker.trees.rows import UNTRACKED, EdgeNumbers, Edges, seed_of
 
 _FIRST_PORTION = 20
-"""Records of the first portion that an isolated handler gets."""
-_MAX_PORTION = 500
-"""Records of a batch of calls, at most. A batch ends earlier, with the record whose call fills it."""
+"""Records of the first portion that an isolated handler or an Arrow handler gets."""
+_MAX_PORTION, _MAX_BATCH = 500, 10_000
+"""Records of a batch of calls, at most; of a batch for an Arrow handler. A batch for a record handler ends earlier,
+with the record whose call fills it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,8 @@ class SourceRun(TaskRun):
 
     def __init__(self, settings: TaskSettings, source: str = "fresh") -> None:
         self._portion, self._handled = _MAX_PORTION, 0
+        self._most = _MAX_BATCH if settings.tier is Tier.ARROW else _MAX_PORTION
+        self._takes_batches = False
         super().__init__(settings, source)
         assert settings.replay.topology is not None
         self._outbox = Outbox()
@@ -122,14 +128,19 @@ class SourceRun(TaskRun):
         with naming_host():
             tps, turn = self._settings.topic_partitions, self._settings.target.turn
             self._outputs = None if settings.outputs is None else OutputRows(settings.outputs, tps)
-            self._trees = tree_calls(self._settings, self._clock, self._outputs)
             self._seeds: Seeds = None
             if settings.tracking:
                 self._seeds = {(tp.topic, tp.partition): (n, seed_of(turn, tp)) for n, tp in enumerate(tps)}
-            if isinstance(self._trees, IsolatedTreeCalls):
+            if settings.isolated:
                 self._portion = _FIRST_PORTION
-                return IsolatedHandler(settings, self._settings.tier, self._clock, self._trees.process)
-            return load_call(settings, self._settings.tier, wrap=self._delivering, is_full=lambda: self._trees.full)
+                isolated = IsolatedTreeCalls(self._settings, self._clock, self._outputs, SOURCE_STEP)
+                self._trees: TreeCalls = isolated
+                return IsolatedHandler(settings, self._settings.tier, self._clock, isolated.process)
+            call = load_call(settings, self._settings.tier, wrap=self._delivering, is_full=lambda: self._trees.full)
+            self._trees = tree_calls(self._settings, self._clock, self._outputs, SOURCE_STEP, self._takes_batches)
+            if self._takes_batches:
+                self._portion = _FIRST_PORTION
+            return call
 
     def _delivering(self, handler: Handler) -> Handler:
         """Returns the handler; what it emits is delivered before its call returns."""
@@ -138,7 +149,14 @@ class SourceRun(TaskRun):
         def call(record: Record) -> InFlight | None:
             return self._trees.call_source(handler, record, seeds)
 
-        return call
+        def call_batch(batch: pa.RecordBatch) -> pa.Table:
+            assert isinstance(self._trees, ArrowTreeCalls)
+            return self._trees.call_source_batch(handler, batch, seeds)
+
+        if tier_of(handler) is not Tier.ARROW:
+            return call
+        self._takes_batches = True
+        return wraps(handler)(call_batch)
 
     def handle(self, records: Records) -> None:
         """Calls the handler until what it has emitted is much, sends that on, and stores the outcomes."""
@@ -149,10 +167,8 @@ class SourceRun(TaskRun):
         records = records.slice(0, self._handled)
         if isinstance(self._trees, IsolatedTreeCalls):
             self._trees.deliver_records(records, outcomes, self._seeds)
-            # The process answers for a whole portion, so its length follows what the portion before it emitted. It at
-            # most doubles, so that a few small records before large ones do not make it long at once.
-            fits = int(len(records) / max(self._trees.fill, 1e-9))
-            self._portion = max(1, min(fits, 2 * self._portion, _MAX_PORTION))
+        if isinstance(self._trees, IsolatedTreeCalls) or self._takes_batches:
+            self._portion = next_portion(len(records), self._trees.fill, self._portion, self._most)
         ended = self._trees.end()
         if len(ended.events):
             records, outcomes = self._without_open_trees(records, outcomes, ended)
@@ -224,10 +240,10 @@ def handle_step(settings: TaskSettings, step: Step) -> Callable[[Batches], Batch
         with rarer_collection(), StepRun(settings, step) as run:
             for batch in batches:
                 is_mine = pc.fill_null(pc.equal(batch.column("step"), step.number), False)
-                passed_on = batch.filter(pc.invert(is_mine))
-                if passed_on.num_rows:
-                    yield passed_on
-                yield from run.handle(batch.filter(is_mine))
+                mine = batch if pc.all(is_mine).as_py() else batch.filter(is_mine)
+                if mine.num_rows < batch.num_rows:
+                    yield batch.filter(pc.invert(is_mine)) if mine.num_rows else batch
+                yield from run.handle(mine)
             yield from run.finish()
 
     return task
@@ -250,6 +266,7 @@ class StepRun:
         self._outbox = Outbox()
         self._rest: list[pa.RecordBatch] = []
         """The tuples of the last key, of which a join may get more."""
+        self._arrivals = Arrivals(step.join) if self._trees.takes_batches(step) else None
 
     def __enter__(self) -> Self:
         """Checks, before the first tuple, that this task may start: under at most once no other has handled it."""
@@ -274,6 +291,9 @@ class StepRun:
     def handle(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Calls the handler on tuples of the step. A join waits for the rest of the last key. Yields rows for other
         tasks as soon as they are many: a handler may emit any number."""
+        if self._arrivals is not None:
+            yield from self._call_batches(self._arrivals.add(batch))
+            return
         if not self._step.join:
             yield from self._handle_whole(batch)
             return
@@ -296,11 +316,23 @@ class StepRun:
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Calls a join for the last key. Yields the rows that are left, the last of which holds the task's manifest."""
+        if self._arrivals is not None:
+            yield from self._call_batches(self._arrivals.take())
         yield from self._handle_rest()
         yield from self._outbox.take(last=True)
         self._trees.log_dropped()
         staged = () if self._outputs is None else self._outputs.close()
         yield self._outbox.manifest(manifest((), {}, {}, 0, 0, 0, steps=self._trees.figures.counts, staged=staged))
+
+    def _call_batches(self, calls: Iterator[ArrivedTuples | Unfit]) -> Iterator[pa.RecordBatch]:
+        assert isinstance(self._trees, ArrowTreeCalls)
+        assert self._arrivals is not None
+        for arrived in calls:
+            self._trees.call_batch(self._step, arrived)
+            if isinstance(arrived, ArrivedTuples):
+                self._arrivals.adapt(len(arrived), self._trees.fill)
+            self._outbox.add(self._trees.end())
+            yield from self._outbox.take()
 
     def _handle_rest(self) -> Iterator[pa.RecordBatch]:
         """Calls a join on the tuples of the last key. They may be more than Arrow holds in one batch."""

@@ -1,0 +1,309 @@
+"""Tuples on their way to Arrow steps: what waits for the end of a batch, and the rows between two Spark tasks.
+
+A row holds many tuples, as Arrow columns: those whose keys are in one bucket. So the stages between two steps copy a
+few rows instead of one for each tuple. Tuples of one key are in one bucket, whichever task sends them, so they come to
+one task. A join gets the tuples of one bucket after those of another, and sorts them itself by key and origin.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackline.ledger.offsets import Bools
+from ackline.worker.trees.answers import unpack
+from ackline.worker.trees.batch import MAX_BYTES, MAX_ROWS, ROW_BYTES, SentTuples
+from ackline.worker.trees.calls import next_portion
+from ackline.worker.trees.columns import (
+    TupleColumns,
+    bytes_of_keys,
+    columns_of,
+    joined,
+    joined_batches,
+    without_types_of_nulls,
+)
+from ackline.worker.trees.edge_arrays import EdgeArrays
+from ackline.worker.trees.rows import UNTRACKED, EdgeNumbers, EdgesOfRows, Int64s, Resolved, rows_of
+
+
+class Refused(NamedTuple):
+    """Tuples that an Arrow step can't get, with the reason: the edges that lead to each of them."""
+
+    edges: Sequence[EdgeNumbers]
+    reason: str
+
+
+class WaitingTuples:
+    """Tuples that the calls of a batch have emitted to Arrow steps."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, int], SentTuples] = {}
+        self._columns: dict[int, list[TupleColumns]] = {}
+        self._count = self._size = 0
+
+    @property
+    def fill(self) -> float:
+        """How many tuples there are, in parts of what a batch should hold."""
+        return max(self._size / MAX_BYTES, self._count / MAX_ROWS)
+
+    def add(self, step: int, stream: int, edges: EdgeNumbers, key: bytes, payload: bytes) -> None:
+        """Adds a tuple for a step, packed."""
+        rows = self._rows.setdefault((step, stream), SentTuples())
+        before = rows.size
+        rows.add(step, stream, edges, key, payload)
+        self._count += 1
+        self._size += rows.size - before
+
+    def add_columns(self, step: int, tuples: TupleColumns) -> None:
+        """Adds tuples for a step as columns."""
+        self._columns.setdefault(step, []).append(tuples)
+        self._size += tuples.batch.nbytes + ROW_BYTES * len(tuples)
+
+    def take(self, step: int) -> Iterator[TupleColumns | Refused]:
+        """Yields the tuples for a step, and forgets them: as columns, or refused where no column can hold them."""
+        columns = self._columns.pop(step, [])
+        for of, stream in [place for place in self._rows if place[0] == step]:
+            rows = self._rows.pop((of, stream))
+            for start in range(0, len(rows), MAX_ROWS):
+                part = slice(start, start + MAX_ROWS)
+                edges = rows.edges[part]
+                pairs = [unpack(*packed) for packed in zip(rows.keys[part], rows.payloads[part], strict=True)]
+                converted = columns_of([key for key, _ in pairs], [value for _, value in pairs])
+                for numbers, batch in converted.batches:
+                    of_batch = EdgesOfRows.of([edges[number] for number in numbers])
+                    columns.append(TupleColumns(np.full(len(numbers), stream), of_batch, batch))
+                for number, reason in converted.refused.items():
+                    yield Refused([edges[number]], reason)
+        if columns:
+            yield from TupleColumns.joined(columns)
+
+
+# ---- between two tasks ----------------------------------------------------------------------------------------------
+
+_ROOT = pa.struct([("tp", pa.int32()), ("offset", pa.int64()), ("attempt", pa.int32()), ("edge", pa.uint64())])
+_EDGES = "_edges"
+"""The name of the first column of a parcel. Its other columns are those of the tuples, which may have this name, too:
+columns are found by their places."""
+
+
+def parcel_rows(step: int, tuples: TupleColumns, resolved: Resolved, buckets: int) -> Iterator[pa.RecordBatch]:
+    """Yields the rows that hold the tuples for another task, given the ids of their edges."""
+    of_rows, streams = _buckets(tuples.batch.column(0), buckets), tuples.streams
+    order = np.lexsort([streams, of_rows])
+    sent, of_rows, streams = tuples.take(order), of_rows[order], streams[order]
+    edges = _edge_column(sent.edges, resolved)
+    batch = pa.RecordBatch.from_arrays([edges, *sent.batch.columns], names=[_EDGES, *sent.batch.schema.names])
+    changes = np.flatnonzero((np.diff(of_rows) != 0) | (np.diff(streams) != 0)) + 1
+    most = max(1, int(MAX_BYTES * len(order) / max(1, batch.nbytes)))  # a row of Spark holds 2 GiB at most
+    starts = [
+        first
+        for start, end in pairwise([0, *changes.tolist(), len(order)])
+        for first in range(start, end, most)
+    ]  # fmt: skip
+    ends = [*starts[1:], len(order)]
+    slices = [batch.slice(start, end - start) for start, end in zip(starts, ends, strict=True)]
+    columns_of_rows: dict[str, Any] = {
+        "step": np.full(len(starts), step, np.int32),
+        "stream": streams[starts].astype(np.int32),
+        "key": [b"%d" % bucket for bucket in of_rows[starts].tolist()],
+    }
+    for start, end in _by_size(slices):
+        columns_of_run = {name: values[start:end] for name, values in columns_of_rows.items()}
+        yield rows_of({**columns_of_run, "payload": _encoded(slices[start:end])}, end - start)
+
+
+def _by_size(batches: Sequence[pa.RecordBatch]) -> Iterator[tuple[int, int]]:
+    """Yields first and end of each run of batches of about MAX_BYTES."""
+    sizes = np.fromiter((batch.nbytes for batch in batches), np.int64, len(batches))
+    number = (np.cumsum(sizes) - sizes) // MAX_BYTES
+    yield from pairwise([*np.flatnonzero(np.diff(number, prepend=-1)).tolist(), len(batches)])
+
+
+def _buckets(keys: pa.Array, buckets: int) -> Int64s:
+    """Returns the bucket of each key: the same for keys that are equal, whatever their types."""
+    if pa.types.is_nested(keys.type) or keys.null_count:
+        keys = bytes_of_keys(keys)
+    distinct = keys.dictionary_encode()
+    values = distinct.dictionary if pa.types.is_binary(keys.type) else bytes_of_keys(distinct.dictionary)
+    hashes = np.fromiter(map(crc32, values.to_pylist()), np.int64, len(values))
+    of_keys: Int64s = (hashes % buckets)[distinct.indices.to_numpy()]
+    return of_keys
+
+
+def _edge_column(edges: EdgesOfRows, resolved: Resolved) -> pa.ListArray:
+    """Returns for each tuple its roots, each with the id of the edge that leads to the tuple."""
+    roots, root_of = resolved.roots, resolved.root_of[edges.numbers]
+    parts = [roots.tps[root_of].astype(np.int32), roots.offsets[root_of], roots.attempts[root_of].astype(np.int32)]
+    arrays = [pa.array(part) for part in (*parts, resolved.ids[edges.numbers])]
+    ends = np.cumsum(edges.counts)
+    flat = pa.StructArray.from_arrays(arrays, fields=list(_ROOT))
+    return pa.ListArray.from_arrays(pa.array(np.append(0, ends).astype(np.int32)), flat)
+
+
+def _encoded(batches: Sequence[pa.RecordBatch]) -> pa.Array:
+    """Returns a stream of Arrow for each batch. All are written into one buffer, because each copy counts."""
+    content, ends = pa.BufferOutputStream(), [0]
+    for batch in batches:
+        with pa.ipc.new_stream(content, batch.schema) as stream:
+            stream.write_batch(batch)
+        ends.append(content.tell())
+    offsets = pa.py_buffer(np.array(ends, np.int32))
+    return pa.Array.from_buffers(pa.binary(), len(batches), [None, offsets, content.getvalue()])
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedTuples:
+    """Tuples that have come from other tasks: the roots of each with the ids of its edges, the numbers of their
+    streams, and their columns."""
+
+    roots: pa.ListArray
+    streams: Int64s
+    batch: pa.RecordBatch
+
+    @classmethod
+    def of_row(cls, payload: bytes, stream: int) -> "ArrivedTuples":
+        """Returns the tuples of one row."""
+        with pa.ipc.open_stream(payload) as reader:
+            batch = reader.read_next_batch()
+        columns = pa.RecordBatch.from_arrays(batch.columns[1:], names=batch.schema.names[1:])
+        return cls(batch.column(0), np.full(batch.num_rows, stream), columns)
+
+    def __len__(self) -> int:
+        return int(self.batch.num_rows)
+
+    def take(self, rows: Int64s) -> "ArrivedTuples":
+        """Returns these tuples."""
+        chosen = pa.array(rows)
+        return ArrivedTuples(self.roots.take(chosen), self.streams[rows], self.batch.take(chosen))
+
+    def slice(self, start: int, end: int) -> "ArrivedTuples":
+        """Returns the tuples from `start` up to `end`."""
+        count = end - start
+        return ArrivedTuples(self.roots.slice(start, count), self.streams[start:end], self.batch.slice(start, count))
+
+    @property
+    def keys(self) -> pa.Array:
+        """The bytes of the keys, which are equal for equal keys."""
+        return bytes_of_keys(self.batch.column(0))
+
+    def by_key(self) -> "ArrivedTuples":
+        """Returns the tuples in the order of key and origin; within a key, those of no record come first."""
+        counts = pc.list_value_length(self.roots).to_numpy()
+        first = (np.cumsum(counts) - counts)[counts > 0]
+        flat = self.roots.flatten()
+        columns = {"key": self.keys}
+        for name, otherwise in (("tp", UNTRACKED), ("offset", 0), ("attempt", 0), ("edge", 0)):
+            of_rows = np.full(len(counts), otherwise, np.int64)
+            of_rows[counts > 0] = flat.field(name).to_numpy().astype(np.int64, casting="unsafe")[first]
+            columns[name] = pa.array(of_rows)
+        order = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns])
+        return self.take(order.to_numpy().astype(np.int64))
+
+    def tuples(self, edges: EdgeArrays) -> TupleColumns:
+        """Returns the tuples with the numbers of their edges, which are added to `edges`."""
+        flat, counts = self.roots.flatten(), pc.list_value_length(self.roots).to_numpy().astype(np.int64)
+        tps, offsets, attempts, ids = (flat.field(name).to_numpy() for name in ("tp", "offset", "attempt", "edge"))
+        numbers = edges.add_given(tps.astype(np.int64), offsets, attempts.astype(np.int64), ids.view(np.int64))
+        return TupleColumns(self.streams, EdgesOfRows(numbers, counts), self.batch)
+
+
+def _joined(parts: Sequence[ArrivedTuples], batch: pa.RecordBatch) -> ArrivedTuples:
+    """Returns the tuples of all parts, given their columns as one batch."""
+    return ArrivedTuples(
+        pa.concat_arrays([part.roots for part in parts]),
+        np.concatenate([part.streams for part in parts]),
+        batch,
+    )
+
+
+class Unfit(NamedTuple):
+    """The tuples of a key that have no batch together."""
+
+    parts: Sequence[ArrivedTuples]
+
+
+FIRST_TUPLES = 500
+"""Tuples that the first call of a task gets. The next ones get as many as will emit what a batch should hold, going by
+those before them."""
+
+
+class Arrivals:
+    """Collects the tuples that come to the task of an Arrow step, until they make a call."""
+
+    def __init__(self, join: bool) -> None:
+        self._join = join
+        self._bucket: bytes | None = None
+        self._parts: list[ArrivedTuples] = []
+        self._rows = self._size = 0
+        self._most = FIRST_TUPLES
+
+    def adapt(self, tuples: int, fill: float) -> None:
+        """Sets how many tuples the next call gets by how much a call for so many has emitted, in parts of what a batch
+        should hold."""
+        self._most = next_portion(tuples, fill, self._most, MAX_ROWS)
+
+    def add(self, rows: pa.RecordBatch) -> Iterator[ArrivedTuples | Unfit]:
+        """Adds rows. Yields what makes a call: for a join with all tuples of a key, in the order of their origins."""
+        columns = [rows.column(name) for name in ("key", "stream", "payload")]
+        for number in range(rows.num_rows):
+            bucket, stream, payload = (column[number] for column in columns)
+            if self._join and bucket.as_py() != self._bucket:
+                yield from self.take()
+                self._bucket = bucket.as_py()
+            self._parts.append(ArrivedTuples.of_row(payload.as_buffer(), stream.as_py()))
+            self._rows += len(self._parts[-1])
+            self._size += len(payload.as_buffer())
+            if not self._join and (self._rows >= self._most or self._size >= MAX_BYTES):
+                yield from self.take()
+
+    def take(self) -> Iterator[ArrivedTuples | Unfit]:
+        """Yields the calls of what is left, and forgets it."""
+        parts, self._parts, self._rows, self._size = self._parts, [], 0, 0
+        if not parts:
+            return
+        if not self._join:
+            for numbers, batch in joined([part.batch for part in parts]):
+                tuples, begin = _joined([parts[number] for number in numbers], batch), 0
+                while begin < len(tuples):
+                    yield tuples.slice(begin, end := min(len(tuples), begin + self._most))
+                    begin = end
+            return
+        whole = joined_batches([part.batch for part in parts])
+        if whole is None:
+            yield from _key_by_key(parts)
+            return
+        of_bucket = _joined(parts, whole).by_key()
+        starts = np.flatnonzero(starts_of(of_bucket.keys))
+        begin = 0
+        for start in [*starts[1:].tolist(), len(of_bucket)]:
+            if start - begin >= self._most or start == len(of_bucket):
+                yield of_bucket.slice(begin, start)
+                begin = start
+
+
+def _key_by_key(parts: Sequence[ArrivedTuples]) -> Iterator[ArrivedTuples | Unfit]:
+    """Yields the tuples of one key after the other: keys whose columns do not fit together are calls of their own."""
+    by_key: dict[bytes, list[ArrivedTuples]] = {}
+    for part in parts:
+        rows: dict[bytes, list[int]] = {}
+        for row, key in enumerate(part.keys.to_pylist()):
+            rows.setdefault(key, []).append(row)
+        for key, numbers in rows.items():
+            by_key.setdefault(key, []).append(part.take(np.array(numbers, np.int64)))
+    for _, of_key in sorted(by_key.items()):
+        # A tuple has null for a field of its neighbours in an earlier batch: their type must not part it from its key.
+        batch = joined_batches([without_types_of_nulls(part.batch) for part in of_key])
+        yield Unfit(of_key) if batch is None else _joined(of_key, batch).by_key()
+
+
+def starts_of(keys: pa.Array) -> Bools:
+    """Returns for each key whether it differs from the one before it; the first one does."""
+    starts = np.ones(len(keys), np.bool_)
+    if len(keys) > 1:
+        starts[1:] = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)).to_numpy(zero_copy_only=False)
+    return starts
