@@ -2,7 +2,7 @@
 
 An order has three lines. `split` sends each line to the step `price` by its product, which sends it on to `book` by its
 customer. Both sides parse JSON once for each tuple and step, have two exchanges, and write a row for each line to a
-Delta table.
+Delta table. The same steps an Arrow batch at a time parse JSON once for each order, and hand columns on.
 """
 
 import json
@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pa_json
 from deltalake import convert_to_deltalake
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from ackline import Record
+from ackline import Record, arrow_handler
 from ackline.handler import Emit, Tuple
 from ackline.spark.lineage import fresh_records, source_options
 from tests.bench import sides
@@ -56,6 +58,87 @@ STEPS = [
 OUTPUTS = [{"from": "book", "table": "lines", "columns": COLUMNS}]
 
 
+# ---- an Arrow batch at a time ---------------------------------------------------------------------------------------
+
+LINE = {
+    "order_id": pa.int64(), "number": pa.int64(), "product": pa.string(), "customer": pa.string(),
+    "price": pa.float64(), "quantity": pa.int64(),
+}  # fmt: skip
+_LINES = pa.schema([("lines", pa.list_(pa.struct(LINE)))])
+
+
+def lines_of(values: pa.Array) -> tuple[pa.RecordBatch, pa.Array]:
+    """The lines of orders, and for each line the number of its order."""
+    parts = pa.scalar(b'{"lines":', pa.binary()), values, pa.scalar(b"}\n", pa.binary()), pa.scalar(b"", pa.binary())
+    text = pa.BufferReader(b"".join(pc.binary_join_element_wise(*parts).to_pylist()))
+    read = pa_json.ReadOptions(use_threads=False, block_size=1 << 30)
+    orders = pa_json.read_json(text, read, pa_json.ParseOptions(explicit_schema=_LINES)).column("lines")
+    orders = orders.combine_chunks()
+    lines = pa.RecordBatch.from_struct_array(orders.flatten())
+    return lines, pc.list_parent_indices(orders)
+
+
+def with_total(lines: pa.RecordBatch) -> pa.RecordBatch:
+    """Adds its total to each line."""
+    total = pc.multiply(lines.column("price"), lines.column("quantity").cast(pa.float64()))
+    return lines.append_column("total", total)
+
+
+@arrow_handler
+def split_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Emits each line of the orders of a batch."""
+    lines, orders = lines_of(batch.column("value"))
+    return lines.append_column("key", lines.column("product")).append_column("_input", orders)
+
+
+@arrow_handler
+def price_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Adds its total to each line of a batch."""
+    priced = with_total(batch.select([*LINE]))
+    return priced.append_column("key", priced.column("customer"))
+
+
+@arrow_handler
+def book_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Emits the rows of the lines of a batch."""
+    return batch.select([*COLUMNS])
+
+
+ARROW_STEPS = [
+    {"name": "price", "handler": f"{__name__}:price_batch", "input": "source", "group_by": "key"},
+    {"name": "book", "handler": f"{__name__}:book_batch", "input": "price", "group_by": "key"},
+]
+
+
+def plain_arrow(spark: SparkSession, subject: Subject) -> int:
+    """Runs the same vectorised steps with mapInArrow and repartition. Returns of how many records the rows are."""
+    parts = spark.sparkContext.defaultParallelism
+    options = source_options({"bootstrap.servers": subject.bootstrap}, ISOLATION)
+    of_line = ", ".join(f"{name} {_SPARK[kind]}" for name, kind in LINE.items())
+    lines = fresh_records(spark, subject.ranges, options).select("value").mapInArrow(_split_batches, of_line)
+    priced = lines.repartition(parts, "product").mapInArrow(_price_batches, f"{of_line}, total double")
+    booked = priced.repartition(parts, "customer").mapInArrow(_book_batches, _ROW)
+    return _written(spark, subject, booked)
+
+
+def _split_batches(batches: Batches) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield lines_of(batch.column("value"))[0]
+
+
+def _price_batches(batches: Batches) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield with_total(batch)
+
+
+def _book_batches(batches: Batches) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.select([*COLUMNS])
+
+
+# ---- a record or a tuple at a time ----------------------------------------------------------------------------------
+
+
 def ackline_run(spark: SparkSession, subject: Subject, handler: str = "split", **more: Any) -> int:
     """Does a whole `ackline run` with a handler of this module. Returns how many records were acked."""
     return sides.ackline_run(spark, subject, handler=f"{__name__}:{handler}", **more)
@@ -68,9 +151,16 @@ def plain_pyspark(spark: SparkSession, subject: Subject) -> int:
     options = source_options({"bootstrap.servers": subject.bootstrap}, ISOLATION)
     lines = fresh_records(spark, subject.ranges, options).select("value").mapInArrow(_split, "key string, value string")
     priced = lines.repartition(parts, "key").mapInArrow(_price, "key string, value string")
-    booked = priced.repartition(parts, "key").mapInArrow(
-        _book, ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-    )
+    booked = priced.repartition(parts, "key").mapInArrow(_book, _ROW)
+    return _written(spark, subject, booked)
+
+
+_SPARK = {pa.int64(): "long", pa.float64(): "double", pa.string(): "string"}
+_ROW = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+
+
+def _written(spark: SparkSession, subject: Subject, booked: DataFrame) -> int:
+    """Writes rows to a new Delta table. Returns of how many records they are."""
     path = str(subject.folder / f"plain-{uuid.uuid4().hex[:8]}")
     booked.write.parquet(path)
     convert_to_deltalake(path)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import psutil
 from confluent_kafka import Producer
@@ -28,11 +29,11 @@ from ackline.spark.session import open_session
 from tests.bench.figures import MIB, Figure, show_figures, sizes_from
 from tests.bench.programs import Side, cpu_ratio, interleave, processes, speed_ratio
 from tests.bench.topic import Subject
-from tests.bench.tree_sides import OUTPUTS, STEPS, ackline_run, plain_pyspark
+from tests.bench.tree_sides import ARROW_STEPS, OUTPUTS, STEPS, ackline_run, plain_arrow, plain_pyspark
 
 FAN_OUT = 3
-RATIO_AIM, MEMORY_AIM = 1.5, 2048
-"""Times the CPU of plain PySpark; MiB of Python in all."""
+RATIO_AIM, ARROW_AIM, MEMORY_AIM = 1.5, 1.25, 2048
+"""Times the CPU of plain PySpark, with steps a tuple and an Arrow batch at a time; MiB of Python in all."""
 EDGES = 10_000_000
 EDGES_A_RECORD = 2 * 5
 """An order of the memory's topic has five lines, and each line is a tuple of two steps."""
@@ -103,15 +104,25 @@ def _produce(bootstrap: str, topic: str, count: int, lines: int) -> None:
 
 def times(spark: SparkSession, subject: Subject, rounds: int, warm_up: int, console: Console) -> list[Figure]:
     """Runs each side once a round, and returns the ratios."""
-    run = Side("ackline run", lambda: ackline_run(spark, subject, steps=STEPS, outputs=OUTPUTS), subject.records)
-    plain = Side("plain PySpark", lambda: plain_pyspark(spark, subject), subject.records)
-    interleave([run, plain], rounds, warm_up, console)
-    return [
-        run.figure(),
-        plain.figure(),
-        cpu_ratio("ackline run / plain PySpark", run, plain, most=RATIO_AIM),
-        speed_ratio("ackline run / plain PySpark", run, plain, least=1 / RATIO_AIM),
+    batches: dict[str, Any] = {"handler": "split_batch", "steps": ARROW_STEPS, "outputs": OUTPUTS}
+    pairs = [
+        (
+            Side("ackline run", lambda: ackline_run(spark, subject, steps=STEPS, outputs=OUTPUTS), subject.records),
+            Side("plain PySpark", lambda: plain_pyspark(spark, subject), subject.records),
+            RATIO_AIM,
+        ),
+        (
+            Side("ackline run, Arrow steps", lambda: ackline_run(spark, subject, **batches), subject.records),
+            Side("plain PySpark, Arrow steps", lambda: plain_arrow(spark, subject), subject.records),
+            ARROW_AIM,
+        ),
     ]
+    interleave([side for *sides, _ in pairs for side in sides], rounds, warm_up, console)
+    figures = [side.figure() for *sides, _ in pairs for side in sides]
+    for run, plain, aim in pairs:
+        figures.append(cpu_ratio(f"{run.name} / {plain.name}", run, plain, most=aim))
+        figures.append(speed_ratio(f"{run.name} / {plain.name}", run, plain, least=1 / aim))
+    return figures
 
 
 def python_memory(spark: SparkSession, subject: Subject) -> Figure:
