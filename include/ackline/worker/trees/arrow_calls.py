@@ -20,7 +20,7 @@ from ackline.errors import FatalError
 from ackline.handler import SOURCE, Durations, Handler, Tier, tier_of
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.pipeline.streams import scalar_texts
-from ackline.pipeline.topology import SOURCE_STEP, Step, Topology
+from ackline.pipeline.topology import SOURCE_STEP, Step, Stream, Topology
 from ackline.scrub import words_of_handler
 from ackline.worker.call import end_forked_copy, forks
 from ackline.worker.outcomes import RowOutcome, TaskFailure, error_class_of, outcome_of_word, scrubbed_message
@@ -57,6 +57,10 @@ class ArrowTreeCalls(TreeCalls):
         """How many times as much the batch holds once the steps are called that wait for its end, going by the last
         batch that had tuples for them."""
 
+    def takes_batches(self, step: Step) -> bool:
+        """Returns whether a step has an Arrow handler, which takes batches of tuples."""
+        return step.number in self._arrow_steps
+
     def begin(self) -> None:
         """Begins a batch, and forgets the calls since the last `end`."""
         super().begin()
@@ -76,8 +80,13 @@ class ArrowTreeCalls(TreeCalls):
 
     # ---- the end of a batch -----------------------------------------------------------------------------------------
 
-    def _wait_for_batch(self, step: Step, stream: int, edges: EdgeNumbers, key: bytes, payload: bytes) -> None:
-        self._waiting.add(step.number, stream, edges, key, payload)
+    def _hand_over(
+        self, step: Step, number: int, stream: Stream, edges: EdgeNumbers, key: bytes, payload: bytes
+    ) -> None:
+        if self.takes_batches(step):
+            self._waiting.add(step.number, number, edges, key, payload)
+        else:
+            super()._hand_over(step, number, stream, edges, key, payload)
 
     def _call_waiting(self) -> None:
         called, before = False, self._fill
@@ -356,16 +365,13 @@ class ArrowTreeCalls(TreeCalls):
             edges = self._edges.add_edges_of_rows(parents, emitted.places * MAX_CONSUMERS + place)
             if (log := self._edge_log) is not None:
                 self._logged += [partial(log_emitted, log, stream, step, of_row) for of_row in edges.of_rows()]
-            if step.number in self._arrow_steps:
+            if self.takes_batches(step):
                 streams = np.full(len(edges), stream_number)
                 self._waiting.add_columns(step.number, TupleColumns(streams, edges, emitted.batch))
                 continue
             packed = packed or [pack(key, value) for key, value in values_of(emitted.batch)]
             for of_row, (key, payload) in zip(edges.of_rows(), packed, strict=True):
-                if step.grouped:
-                    self._tuples.add(step.number, stream_number, of_row, key, payload)
-                else:
-                    self._call_near_with(step, key, payload, stream, of_row)
+                self._hand_over(step, stream_number, stream, of_row, key, payload)
 
     def _parents(self, inputs: EdgesOfRows, given: EdgesOfRows) -> EdgesOfRows:
         """Returns the edges that lead to each row from the roots of its inputs: the first edge of each root, in the

@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -54,9 +54,6 @@ class TreeCalls:
     of the task among those of its step: the acker tells batches by both and by their number in the task.
     """
 
-    _arrow_steps: Collection[int] = frozenset()
-    """The numbers of steps that take batches of tuples."""
-
     def __init__(
         self,
         topology: Topology,
@@ -81,10 +78,6 @@ class TreeCalls:
         self.figures = CallFigures(topology.names)
         self._dropped, self._first_dropped = 0, ""
         self.begin()
-
-    def takes_batches(self, step: Step) -> bool:
-        """Returns whether the handler of a step is called with batches of tuples."""
-        return step.number in self._arrow_steps
 
     def begin(self) -> None:
         """Begins a batch, and forgets the calls since the last `end`."""
@@ -129,10 +122,6 @@ class TreeCalls:
 
     def _rows(self, resolved: Resolved) -> list[pa.RecordBatch]:
         return self._tuples.rows(resolved)
-
-    def _wait_for_batch(self, step: Step, stream: int, edges: EdgeNumbers, key: bytes, payload: bytes) -> None:
-        """Keeps a tuple for an Arrow step (`ackline.worker.trees.arrow_calls`)."""
-        raise NotImplementedError
 
     def call_source(self, handler: Handler, record: Record, seeds: Seeds) -> InFlight | None:
         """Calls the handler of a record, and delivers what it emits. `seeds` is None if trees are not tracked.
@@ -309,14 +298,16 @@ class TreeCalls:
             edges = self.batch.edges.add_emitted_edges(parents, position * MAX_CONSUMERS + place)
             if (edge_log := self._edge_log) is not None:
                 self._logged.append(partial(log_emitted, edge_log, stream, step, edges))
-            if step.number in self._arrow_steps:
-                self._wait_for_batch(step, stream_number, edges, key, payload)
-            elif step.grouped:
-                self._tuples.add(step.number, stream_number, edges, key, payload)
-            else:
-                self._call_near_with(step, key, payload, stream, edges)
+            self._hand_over(step, stream_number, stream, edges, key, payload)
 
-    def _call_near_with(self, step: Step, key: bytes, payload: bytes, stream: Stream, edges: EdgeNumbers) -> None:
+    def _hand_over(
+        self, step: Step, number: int, stream: Stream, edges: EdgeNumbers, key: bytes, payload: bytes
+    ) -> None:
+        """Sends a tuple to the task of a step with `group_by`, or calls the step here. `number` is that of the stream,
+        and `edges` lead to the tuple."""
+        if step.grouped:
+            self._tuples.add(step.number, number, edges, key, payload)
+            return
         roots = sorted(map(self.batch.edges.root, edges))
         origins = tuple([Origin(*self._topic_partitions[root.tp], root.offset) for root in roots])
         self._call_near(step, input_of(key, payload, stream, origins, edges))

@@ -266,7 +266,8 @@ class StepRun:
         self._outbox = Outbox()
         self._rest: list[pa.RecordBatch] = []
         """The tuples of the last key, of which a join may get more."""
-        self._arrivals = Arrivals(step.join) if self._trees.takes_batches(step) else None
+        takes_batches = isinstance(self._trees, ArrowTreeCalls) and self._trees.takes_batches(step)
+        self._arrivals = Arrivals(step.join) if takes_batches else None
 
     def __enter__(self) -> Self:
         """Checks, before the first tuple, that this task may start: under at most once no other has handled it."""
