@@ -266,8 +266,33 @@ def test_no_password_gets_into_the_event_log_and_no_setting_into_another_session
     written = b"".join(file.read_bytes() for file in server.directory.rglob("*") if file.is_file())
     assert b"OperationStarted" in written
     assert b"hunter-4711" not in written
-    other = application_of(cast(SparkSession, ServerSession.builder.remote(server.url).create()))
-    assert [other.setting(name) for name in ("spark.sql.ansi.enabled", HIDDEN_TEXT)] == [None, None]
+    other = ServerSession.builder.remote(server.url).create()
+    try:
+        application = application_of(cast(SparkSession, other))
+        assert [application.setting(name) for name in ("spark.sql.ansi.enabled", HIDDEN_TEXT)] == [None, None]
+    finally:
+        other.stop()  # else this process calls the server for ten minutes when it ends
+
+
+LEFT_ALONE = """
+import sys
+from pathlib import Path
+from ackline.local.spark_server import SparkServer
+from ackline.spark.session import open_session
+import os
+with SparkServer(Path(sys.argv[1]), master="local[1]") as server:
+    os.environ["ACKLINE_SPARK_MASTER"] = server.url
+    open_session()
+print("the server is gone", flush=True)
+"""
+
+
+def test_a_client_whose_server_is_gone_ends_at_once(tmp_path: Path) -> None:
+    """pyspark would call the server, and try again for ten minutes, when the process ends."""
+    begun = time.monotonic()
+    done = run_script(LEFT_ALONE, str(tmp_path / "server"), PYTHONPATH=str(ROOT))
+    assert "the server is gone" in done.stdout, done.stderr
+    assert time.monotonic() - begun < 120  # it starts a server first
 
 
 def test_a_client_without_the_token_is_refused(server: SparkServer) -> None:

@@ -156,6 +156,10 @@ def _end(spark: SparkSession, server: ConnectServer) -> None:
         _reach(server)
         session.interruptAll()
         session.stop()
+    # Also if the server is gone: pyspark has a client that is not closed call its server when the process ends, and try
+    # again for ten minutes.
+    with suppress(Exception):
+        session.client.close()
 
 
 def _reach(server: ConnectServer) -> None:
