@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from airflow.sdk.exceptions import AirflowException
@@ -285,6 +285,14 @@ with SparkServer(Path(sys.argv[1]), master="local[1]") as server:
     open_session()
 print("the server is gone", flush=True)
 """
+
+
+def test_a_client_gives_up_a_server_after_some_seventy_seconds(lab: Lab) -> None:
+    """By default after ten minutes, for each request."""
+    session: Any = lab.spark
+    [policy] = session.client.get_retry_policies()
+    waits = [policy.initial_backoff * policy.backoff_multiplier**number for number in range(policy.max_retries)]
+    assert 60_000 < sum(min(wait, policy.max_backoff) for wait in waits) < 80_000
 
 
 def test_a_client_whose_server_is_gone_ends_at_once(tmp_path: Path) -> None:

@@ -1,10 +1,17 @@
 """What an error of Spark becomes: what to do next, and never its text, which may quote a payload."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from ackline.errors import AcklineError, FatalError, RangeGone, TransientError
 from ackline.spark.failure import error_of_spark
 
+UNAVAILABLE: Any = SimpleNamespace(name="UNAVAILABLE")
+INTERNAL: Any = SimpleNamespace(name="INTERNAL")
+"""Statuses of gRPC, which has no types to check."""
 LOST_SHUFFLE = (
     "Job aborted due to stage failure: ShuffleMapStage 4 (mapInArrow at chain.py:24) has failed the maximum allowable "
     "number of times: 1. Most recent failure reason:\norg.apache.spark.shuffle.FetchFailedException: secret payload"
@@ -27,3 +34,18 @@ def test_an_error_of_spark_becomes_one_that_says_whether_to_try_again_and_quotes
     error = error_of_spark(RuntimeError(text))
     assert isinstance(error, kind)
     assert "secret" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (SparkConnectGrpcException("secret payload", grpc_status_code=UNAVAILABLE), TransientError),
+        (SparkConnectGrpcException("secret", errorClass="INVALID_HANDLE.SESSION_CHANGED"), TransientError),
+        (SparkConnectGrpcException("secret payload", grpc_status_code=INTERNAL), FatalError),
+    ],
+)
+def test_a_server_that_is_lost_while_it_runs_a_job_is_tried_again(error: Exception, kind: type[AcklineError]) -> None:
+    raised = error_of_spark(error)
+    assert type(raised) is kind
+    assert ("Spark Connect server was lost" in str(raised)) is (kind is TransientError)
+    assert "secret" not in str(raised)

@@ -25,6 +25,9 @@ from ackline.spark.master import ConnectServer, is_local
 from ackline.spark.settings import ARCHIVE, ENCRYPTION, OF_SESSION, REQUIRED_SETTINGS, build_archive
 
 CONNECT_SECONDS = 5.0
+_RETRIES = 6
+"""How often pyspark repeats a request that did not reach the server, with pauses of 70 s in all. By default it goes on
+for ten minutes, at the end of the process once more; but a server that starts again has lost the session."""
 _CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 """The variable by which pyspark's functions, such as those of a column handler, make columns for a server."""
 _OWN_CODE = "spark.sql.artifact.isolation.enabled"
@@ -78,10 +81,12 @@ def open_server_session(server: ConnectServer, block: SparkBlock) -> SparkSessio
 
 
 def _session_on(server: ConnectServer) -> SparkSession:
+    from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as ServerSession
 
     os.environ[_CONNECT_MODE] = "1"
     session: Any = ServerSession.builder.remote(server.url).create()
+    session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])
     return session  # type: ignore[no-any-return]  # it has all of SparkSession but the context
 
 

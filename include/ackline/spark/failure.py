@@ -63,9 +63,22 @@ def error_of_spark(error: Exception) -> AcklineError:
             f"executors reach the brokers and the token endpoint, and that no login or certificate has just ended; "
             f"then run this again"
         )
+    if _server_is_lost(error):
+        return TransientError(
+            "the Spark Connect server was lost while it ran the job: check that it runs and that its log shows no "
+            "error; then run this again"
+        )
     if any(sign in text for sign in _TRANSIENT):
         return TransientError(f"the Spark job failed for now ({classes}); the same step may succeed later")
     return FatalError(f"the Spark job failed ({classes}); the log of its executors has the stack trace")
+
+
+def _server_is_lost(error: Exception) -> bool:
+    """Returns whether no request reaches the server of a client of Spark Connect, or the server has started again and
+    so lost the session."""
+    status = getattr(error, "getGrpcStatusCode", lambda: None)()
+    condition = getattr(error, "getCondition", lambda: None)() or ""
+    return getattr(status, "name", "") == "UNAVAILABLE" or condition.startswith("INVALID_HANDLE.")
 
 
 def is_timestamp_overflow(error: Exception) -> bool:
