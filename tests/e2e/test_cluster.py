@@ -100,12 +100,16 @@ def killed_in_mid_handler(machines: Machines, killed: str, guarantee: str) -> tu
 @pytest.mark.deep
 @pytest.mark.parametrize("killed", KILLED)
 def test_fault_7_a_worker_killed_in_mid_handler_loses_nothing_at_least_once(two_workers: Machines, killed: str) -> None:
+    """A driver that waits for a machine that is gone can miss the heartbeats of the other executor, and replace it too.
+
+    So the record in hand is called at least once more, not exactly once more.
+    """
     lane, run = killed_in_mid_handler(two_workers, killed, "at_least_once")
     assert run.status == 0, run.errors
     assert run.printed["outcomes"] == {"acked": 400}
     calls = lane.calls()
     assert set(calls) == {(partition, offset) for partition in range(2) for offset in range(200)}
-    assert calls[0, 100] == 2
+    assert calls[0, 100] >= 2
     assert lane.violations("--settled") == []
 
 
