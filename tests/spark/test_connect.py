@@ -9,11 +9,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 from airflow.sdk.exceptions import AirflowException
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.session import SparkSession as ServerSession
 
@@ -22,7 +25,7 @@ from ackline.lane.adapters import open_adapters
 from ackline.ledger.offsets import TopicPartition
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
-from ackline.local.spark_server import SparkServer
+from ackline.local.spark_server import SparkServer, running
 from ackline.pipeline.pipeline import load
 from ackline.spark.application import HIDDEN_TEXT, application_of
 from ackline.spark.job import check_replay, run_replay
@@ -101,8 +104,7 @@ def test_the_record_tier_stores_the_outcomes_that_it_stores_on_a_master(lab: Lab
 def test_a_tree_runs_as_one_job_whose_steps_meet_on_the_server(lab: Lab) -> None:
     job = ran(lab, [ITEMS, ITEMS, []], TWO)
     assert [outcome for _, outcome, _ in lab.outcomes(job)] == ["acked"] * 3
-    application = application_of(lab.spark)
-    assert application.setting("spark.sql.adaptive.enabled") == "true"  # as before the job
+    assert application_of(lab.spark).setting("spark.sql.adaptive.enabled") == "false"  # else: a job for each exchange
 
 
 @pytest.mark.parametrize("handler", ["column_explodes", "column_not_a_column"])
@@ -208,6 +210,100 @@ def test_a_changed_handler_never_meets_the_modules_of_the_one_before(
         done = run_script(SCRIPT, lab.broker.bootstrap, str(tmp_path / f"audit{number}"), tp.topic,
                           ACKLINE_SPARK_MASTER=server.url, ACKLINE_PIPELINES=str(tmp_path / "pipelines"))  # fmt: skip
         assert f"outcomes ['{wanted}']" in done.stdout, done.stderr
+
+
+class Client:
+    """A process of its own that runs one job over one record, with the handler in a folder. Each has the same code."""
+
+    HANDLER = "import os\nfrom ackline import Skip\ndef handle(record):\n    raise Skip(str(os.getpid()))\n"
+
+    def __init__(self, lab: Lab, server: SparkServer, folder: Path) -> None:
+        (folder / "pipelines").mkdir(parents=True)
+        (folder / "changing.py").write_text(self.HANDLER)
+        self.environment = {"ACKLINE_SPARK_MASTER": server.url, "ACKLINE_PIPELINES": str(folder / "pipelines")}
+        self.lab, self.folder, self.topic, self.runs = lab, folder, lab.put(b"a").topic, 0
+
+    def worker(self) -> str:
+        """Runs the job. Returns the number of the Python worker that has called the handler."""
+        self.runs += 1
+        root = self.folder / f"audit{self.runs}"
+        done = run_script(SCRIPT, self.lab.broker.bootstrap, str(root), self.topic, **self.environment)
+        assert "outcomes ['skipped']" in done.stdout, done.stderr
+        [message] = DeltaTable(str(root / "outcomes")).to_pyarrow_table().column("error_message").to_pylist()
+        return str(message)
+
+
+def daemons(server: SparkServer) -> int:
+    """How many Python daemons, the parents of workers, the server has."""
+    saved = running(server.directory)
+    assert saved is not None
+    children = psutil.Process(saved.pid).children()
+    return sum(child.status() != psutil.STATUS_ZOMBIE and "pyspark.daemon" in child.cmdline() for child in children)
+
+
+def test_clients_with_the_same_code_share_the_python_workers_of_a_session(
+    lab: Lab, server: SparkServer, tmp_path: Path
+) -> None:
+    """One daemon for each version of the code: Spark never ends one, so one for each run would fill the memory."""
+    client = Client(lab, server, tmp_path / "code")
+    workers = {client.worker()}
+    before = daemons(server)
+    workers |= {client.worker(), client.worker()}
+    assert len(workers) <= 2  # the server has two cores
+    assert daemons(server) == before
+
+
+def test_clients_that_prepare_the_same_session_at_the_same_time_both_get_it(
+    lab: Lab, server: SparkServer, tmp_path: Path
+) -> None:
+    first = Client(lab, server, tmp_path / "code")
+    second = Client(lab, server, tmp_path / "copy")
+    with ThreadPoolExecutor(2) as both:
+        pids = list(both.map(Client.worker, [first, second]))
+    assert len(pids) == 2
+
+
+def test_a_session_that_the_server_has_closed_is_followed_by_another(
+    lab: Lab, server: SparkServer, tmp_path: Path
+) -> None:
+    """By default after an hour without a client. The server then refuses its id."""
+    client = Client(lab, server, tmp_path / "code")
+    for _ in range(2):
+        closed = run_script(CLOSES_ITS_SESSION, **client.environment)
+        assert "closed" in closed.stdout, closed.stderr
+    assert client.worker()
+
+
+CLOSES_ITS_SESSION = """
+from ackline.spark.session import open_session
+open_session().client.release_session()
+print("closed")
+"""
+
+
+def test_a_client_that_ends_leaves_the_job_of_another_in_the_same_session(lab: Lab, server: SparkServer) -> None:
+    tp = lab.put(*[b'{"sleep": 0.25}'] * 40)
+    job = lab.job("tests.support.journal:handle", {tp: (0, 40)})
+    ended: list[str] = []
+
+    def end_another() -> None:
+        assert wait_until(lambda: calls_of(lab, tp) >= 2, 120)
+        ended.append(run_script(OPENS, ACKLINE_PIPELINES=os.environ["ACKLINE_PIPELINES"],
+                                ACKLINE_SPARK_MASTER=server.url).stdout)  # fmt: skip
+
+    other = threading.Thread(target=end_another)
+    other.start()
+    result = lab.run(job)
+    other.join()
+    session: Any = lab.spark
+    assert ended == [f"{session.session_id}\n"]
+    assert result.calls == calls_of(lab, tp) == 40
+
+
+OPENS = """
+from ackline.spark.session import open_session
+print(open_session().session_id)
+"""
 
 
 def wrote(file: Path, content: str) -> Path:

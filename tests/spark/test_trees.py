@@ -9,7 +9,7 @@ import pytest
 from ackline.errors import ConfigError, TransientError
 from ackline.ledger.offsets import TopicPartition
 from ackline.spark.job import check_replay, run_replay
-from ackline.spark.lineage import ROWS, manifests_of, one_job
+from ackline.spark.lineage import ROWS, manifests_of
 from ackline.worker.trees.acker import by_block
 from ackline.worker.trees.events import BLOCK, EventFormat, Events, PackedEvents
 from ackline.worker.trees.rows import ROWS_SCHEMA
@@ -60,9 +60,8 @@ def test_one_job_runs_each_handler_once_for_each_tuple(lab: Lab) -> None:
 def test_the_plan_has_no_join_and_an_exchange_for_each_group_by_and_the_acker(lab: Lab) -> None:
     tp = lab.put(b"[]")
     job = lab.job(SPLIT, {tp: (0, 1)}, topology=DIAMOND)
-    with one_job(lab.spark):
-        frame = manifests_of(lab.spark, job, tree_handlers.split)
-        frame.collect()
+    frame = manifests_of(lab.spark, job, tree_handlers.split)
+    frame.collect()
     plan = frame._jdf.queryExecution().executedPlan().toString()
     assert plan.count("Exchange") == 4, plan
     assert "Join" not in plan
@@ -73,9 +72,8 @@ def test_the_physical_plan_of_two_steps_is_the_one_that_the_documentation_shows(
     """It leaves out ids and the order of nulls, has `…` for lists of columns, and names in comments what tasks do."""
     tp = lab.fill(10_001, lambda _: b"[]")  # so many that each exchange has two parts
     job = lab.job(SPLIT, {tp: (0, 10_001)}, topology=SHOP)
-    with one_job(lab.spark):
-        frame = manifests_of(lab.spark, job, tree_handlers.split)
-        frame.collect()
+    frame = manifests_of(lab.spark, job, tree_handlers.split)
+    frame.collect()
     plan = frame._jdf.queryExecution().executedPlan().toString()
     for pattern, text in [
         (r", \[plan_id=\d+\]", ""), (r"task\(.*", "task(…), […]"), (r"Project \[.*", "Project […]"),

@@ -103,6 +103,8 @@ class SparkServer(Startable):
             "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
             "spark.connect.grpc.binding.address": LOOPBACK,
             "spark.connect.grpc.binding.port": str(self.port),
+            # Spark never ends the Python daemon of a session that it closes: the next one would start another.
+            "spark.connect.session.manager.defaultSessionTimeout": "7d",
             **LOOPBACK_SETTINGS,
             **jar_settings(),
             # What is left are settings of sessions.

@@ -151,7 +151,8 @@ _STORED = object()
 class StrictBlock(BaseModel):
     """A block of a pipeline file. Unknown keys and values of another type are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # Built at first use: the tasks of Spark load these classes, and read no file.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     @classmethod
     def stored(cls, settings: Mapping[str, Any]) -> Self:

@@ -45,6 +45,8 @@ HIDDEN_TEXT = "spark.sql.redaction.string.regex"
 """The setting of a session by which a server hides texts. The server puts the plan of each request into its event log
 and its pages, and the options of the Kafka source hold passwords."""
 EVERYTHING = "(?s).+"
+TAG = f"ackline-{uuid.uuid4()}"
+"""What this process runs on a server has this tag. Other clients may use the same session at the same time."""
 
 
 class Application(ABC):
@@ -231,7 +233,7 @@ class Carried:
 
 
 class ServerApplication(Application):
-    """A session of this process on a Spark Connect server, which may be on another machine and serve others."""
+    """A session on a Spark Connect server, which may be on another machine and serve others. So may the session."""
 
     @property
     def id(self) -> str:
@@ -286,9 +288,9 @@ class ServerApplication(Application):
 
     @contextmanager
     def watched(self, on_progress: Progress | None) -> Iterator[None]:
-        """Runs the block's jobs with a tag of their own. `on_progress` is called as often as the server reports."""
+        """Runs the block's jobs with the tag of this process. Calls `on_progress` as often as the server reports."""
         session: Any = self.spark
-        tag, last = f"ackline-{uuid.uuid4()}", 0.0
+        last = 0.0
 
         def report(stages: Any, **_: Any) -> None:
             nonlocal last
@@ -298,24 +300,25 @@ class ServerApplication(Application):
                 last = time.monotonic()
                 on_progress(done, total)
 
-        session.addTag(tag)
+        session.addTag(TAG)
         session.registerProgressHandler(report)
         try:
             yield
         except BaseException:
             with suppress(Exception):  # the server may be what has failed
-                session.interruptTag(tag)
+                session.interruptTag(TAG)
             raise
         finally:
             with suppress(Exception):
                 session.removeProgressHandler(report)
-                session.removeTag(tag)
+                session.removeTag(TAG)
 
     def share(self, value: Any) -> Any:
         return Carried(value)
 
     def ask(self, task: ProbeTask, tasks: int) -> list[Any]:
-        """As many Spark tasks as there are cores run it, because a client can't see more of the executors."""
+        """As many Spark tasks as there are cores run it, because a client can't see more of the executors. Exceptions
+        cancel it."""
 
         def answers(batches: Iterable[Any]) -> Iterator[Any]:
             import pyarrow as pa
@@ -326,25 +329,29 @@ class ServerApplication(Application):
             yield pa.RecordBatch.from_pydict({"host": host, "problem": problem, "file": file, "size": size})
 
         schema = "host string, problem string, file string, size bigint"
-        return self.spark.range(_MAX_CORES).mapInArrow(answers, schema).collect()
+        with self.watched(None):
+            return self.spark.range(_MAX_CORES).mapInArrow(answers, schema).collect()
 
     def adds_only_columns(self, outcomes: DataFrame, records: DataFrame) -> bool:
-        """Compares the nodes of both plans as the server has analysed them: only one projection may come on top."""
-        with self._plans_shown():
-            return _nodes(outcomes) == ["Project", *_nodes(records)]
+        """Compares the nodes of both plans as the server has analysed them: only one projection may come on top.
+
+        The session itself hides plans, and others use it. So a copy of it shows them, which runs no job whose text
+        would get into the log.
+        """
+        session: Any = self.spark
+        copy = session.cloneSession()
+        try:
+            copy.client.set_retry_policies(session.client.get_retry_policies())
+            copy.conf.unset(HIDDEN_TEXT)
+            return _nodes(copy, outcomes) == ["Project", *_nodes(copy, records)]
+        finally:
+            with suppress(Exception):
+                copy.client.release_session()
+            copy.client.close()  # pyspark's own `stop` fails for a copy
 
     def user_function(self, outcomes: DataFrame) -> str | None:
         """`check` has refused the jobs for which this matters."""
         return None
-
-    @contextmanager
-    def _plans_shown(self) -> Iterator[None]:
-        """Lets the server answer this session with plans. No job runs meanwhile, so no plan gets into its log."""
-        self.spark.conf.unset(HIDDEN_TEXT)
-        try:
-            yield
-        finally:
-            self.spark.conf.set(HIDDEN_TEXT, EVERYTHING)
 
 
 _ANALYZED = re.compile(
@@ -353,12 +360,14 @@ _ANALYZED = re.compile(
 _NODE = re.compile(r"^[ :]*(?:\+- |:- )?(\w+)", re.MULTILINE)
 
 
-def _nodes(rows: DataFrame) -> list[str]:
-    """Returns the names of the nodes of an analysed plan, from the top.
+def _nodes(session: Any, rows: Any) -> list[str]:
+    """Returns the names of the nodes of a plan as a session on a server analyses it, from the top.
 
     A literal that looks like a node only adds to the names, and so can hide none.
     """
-    explained: Any = rows
+    from pyspark.sql.connect.dataframe import DataFrame as ServerFrame
+
+    explained: Any = ServerFrame(rows._plan, session)
     found = _ANALYZED.search(explained._explain_string(extended=True))
     return _NODE.findall(found[1]) if found else []
 

@@ -1,14 +1,22 @@
-"""A session on a Spark Connect server: its settings, the code that travels with it, and its end.
+"""A session on a Spark Connect server: its settings, the code that travels with it, and who shares it.
 
-A server is shared. So each setting is one of the session, which the server gives to no other, and code travels as an
-artifact of the session: the server starts Python workers for each session apart, so a later version of a handler never
-meets the modules of an earlier one. What a session can't set, the file of the pipeline may not ask for.
+A server is shared. So each setting is one of the session, and code travels as an artifact of the session: the server
+starts Python workers for each session apart, so a later version of a handler never meets the modules of an earlier one.
+What a session can't set, the file of the pipeline may not ask for.
+
+A session stays on the server when its client ends, because its Python workers take longer to start than a small turn,
+and because Spark never ends their parent process. Its id is made of its settings and of the code: the next client with
+the same ones finds it, and so do clients at the same time. Therefore no client changes a setting of a session that is
+ready, and a client that ends cancels what it runs itself, and nothing else.
 """
 
 import atexit
+import hashlib
+import json
 import os
 import socket
 import tempfile
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +27,7 @@ from pyspark.sql import SparkSession
 from ackline.errors import AcklineError, ConfigError, TransientError
 from ackline.pipeline.blocks import SparkBlock
 from ackline.pipeline.folder import handlers_folder
-from ackline.spark.application import EVERYTHING, HIDDEN_TEXT, application_of
+from ackline.spark.application import EVERYTHING, HIDDEN_TEXT, TAG, application_of
 from ackline.spark.jars import packages
 from ackline.spark.master import ConnectServer, is_local
 from ackline.spark.settings import ARCHIVE, ENCRYPTION, OF_SESSION, REQUIRED_SETTINGS, build_archive
@@ -33,6 +41,8 @@ _CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 _OWN_CODE = "spark.sql.artifact.isolation.enabled"
 """Spark's default: each session has code and Python workers of its own."""
 _HIDDEN_OPTIONS = "spark.sql.redaction.options.regex"
+_READY = "spark.sql.ackline.ready"
+"""The setting of a session that is set last: the session has all others, and the code."""
 _IN_CLEAR = (
     "and the Kafka password travels in the plan: connect by TLS (`sc://HOST:PORT/;use_ssl=true`), or write "
     "`spark: {encryption: none}` into the pipeline file to go without"
@@ -43,7 +53,7 @@ _opened: dict[str, SparkSession] = {}
 
 
 def open_server_session(server: ConnectServer, block: SparkBlock) -> SparkSession:
-    """Returns the session of this process on the server; opens one if there is none. It ends with the process.
+    """Returns the session of this process on the server; opens one if there is none. It stays when the process ends.
 
     Raises ConfigError if the pipeline file asks for what only the start of a server can set, or if a password would
     travel unencrypted, and TransientError if no server answers.
@@ -61,33 +71,55 @@ def open_server_session(server: ConnectServer, block: SparkBlock) -> SparkSessio
             f"no Spark Connect server answers at {server} ({error.strerror or error}): check that it runs; "
             f"`ackline dev spark` starts one on this machine"
         ) from None
-    spark = None
-    try:
-        spark = _session_on(server)
-        for name, value in settings.items():
-            spark.conf.set(name, value)
-        _check_encryption(spark, server, block)
-        _check_kafka_source(spark, server)
-        _ship_code(spark)
-    except BaseException as error:
-        if spark is not None:
-            _end(spark, server)
-        if isinstance(error, PySparkException):
-            raise _not_opened(server, error) from None
-        raise
-    _opened[server.url] = spark
+    with tempfile.TemporaryDirectory(prefix="ackline-code-") as folder:
+        code = build_archive(Path(folder, ARCHIVE), handlers_folder())
+        spark = _opened[server.url] = _shared_session(server, block, settings, code)
     atexit.register(_end, spark, server)
     return spark
 
 
-def _session_on(server: ConnectServer) -> SparkSession:
+def _shared_session(server: ConnectServer, block: SparkBlock, settings: dict[str, str], code: Path) -> SparkSession:
+    """Returns the session of all clients with these settings and this code, ready for jobs."""
+    content, number = json.dumps(settings, sort_keys=True).encode() + code.read_bytes(), 0
+    while True:
+        spark = _session_on(server, hashlib.sha256(b"%d:%b" % (number, content)).digest())
+        try:
+            _check_encryption(spark, server, block)
+            if not spark.conf.get(_READY, ""):
+                _prepare(spark, server, settings, code)
+            return spark
+        except BaseException as error:
+            _end(spark, server)
+            if not isinstance(error, PySparkException):
+                raise
+            if error.getCondition() != "INVALID_HANDLE.SESSION_CLOSED":
+                raise _not_opened(server, error) from None
+        # A server closes a session that no client has used for an hour, and lets no other have its id.
+        number += 1
+
+
+def _session_on(server: ConnectServer, digest: bytes) -> SparkSession:
+    """Returns the session whose id is the first half of the digest."""
+    from pyspark.sql.connect.client.core import ChannelBuilder, DefaultChannelBuilder
     from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as ServerSession
 
     os.environ[_CONNECT_MODE] = "1"
-    session: Any = ServerSession.builder.remote(server.url).create()
+    channel: Any = DefaultChannelBuilder(server.url)
+    channel.set(ChannelBuilder.PARAM_SESSION_ID, str(uuid.UUID(bytes=digest[:16], version=4)))
+    session: Any = ServerSession.builder.channelBuilder(channel).create()
+    session.release_session_on_close = False
     session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])
     return session  # type: ignore[no-any-return]  # it has all of SparkSession but the context
+
+
+def _prepare(spark: SparkSession, server: ConnectServer, settings: dict[str, str], code: Path) -> None:
+    """Gives a session its settings and the code. Two clients may do so at the same time: both give the same."""
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    _check_kafka_source(spark, server)
+    spark.addArtifacts(str(code), pyfile=True)
+    spark.conf.set(_READY, "true")  # last: another client takes the session as it is from now on
 
 
 def _settings_of_session(server: ConnectServer, block: SparkBlock) -> dict[str, str]:
@@ -148,23 +180,16 @@ def _setting(spark: SparkSession, name: str) -> str:
     return str(spark.conf.get(name, None))
 
 
-def _ship_code(spark: SparkSession) -> None:
-    """Gives the session the package and the folder of the handlers."""
-    with tempfile.TemporaryDirectory(prefix="ackline-code-") as folder:
-        spark.addArtifacts(str(build_archive(Path(folder, ARCHIVE), handlers_folder())), pyfile=True)
-
-
 def _end(spark: SparkSession, server: ConnectServer) -> None:
-    """Ends the session: the server removes its code, and cancels what it still runs."""
+    """Ends this client, and cancels what it still runs. The session stays for the next one."""
     session: Any = spark
     with suppress(Exception):
         _reach(server)
-        session.interruptAll()
-        session.stop()
+        session.interruptTag(TAG)
     # Also if the server is gone: pyspark has a client that is not closed call its server when the process ends, and try
     # again for ten minutes.
     with suppress(Exception):
-        session.client.close()
+        session.stop()
 
 
 def _reach(server: ConnectServer) -> None:

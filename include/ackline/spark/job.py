@@ -26,7 +26,7 @@ from ackline.pipeline.outputs import StagedFile
 from ackline.pipeline.topology import Topology
 from ackline.spark.application import Application, Progress, application_of
 from ackline.spark.failure import error_of_spark, is_timestamp_overflow
-from ackline.spark.lineage import manifests_of, one_job
+from ackline.spark.lineage import manifests_of
 from ackline.spark.probe import WAIT_SECONDS, WAIT_SECONDS_ONCE, probe_executors, wait_until_sized, wait_until_visible
 from ackline.worker.files import WrittenFile
 from ackline.worker.settings import ReplayJob, TaskFolder, durations_of, open_task_folder
@@ -194,8 +194,7 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
 def _collect(spark: SparkSession, job: ReplayJob, handler: Handler | Streams, folder: TaskFolder | None) -> list[Any]:
     """Runs the job and returns the rows of its tasks' manifests."""
     try:
-        with nullcontext() if job.settings.topology is None else one_job(spark):
-            return manifests_of(spark, job, handler, folder).collect()
+        return manifests_of(spark, job, handler, folder).collect()
     except (PySparkException, Py4JError) as error:
         # A second start gives the handler records again, as after a kill, which at most once forbids.
         if job.settings.once or not is_timestamp_overflow(error):

@@ -15,8 +15,7 @@ refused before anything is read.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -174,8 +173,6 @@ def _offsets(offsets: Mapping[TopicPartition, int]) -> str:
     return json.dumps(topics)
 
 
-_ADAPTIVE = "spark.sql.adaptive.enabled"
-
 _FEW_TUPLES, _MANY_TUPLES = 50_000, 500_000
 """A task takes _FEW_TUPLES, or more once each core has a task, but at most _MANY_TUPLES."""
 _TUPLES_A_RECORD = 10
@@ -185,21 +182,6 @@ _MOST_PARTS = 16
 of their parts."""
 _BUCKETS_A_PART, _LEAST_BUCKETS = 8, 32
 """Into how many buckets the keys of an Arrow step's tuples are divided. A join holds those of one bucket at once."""
-
-
-@contextmanager
-def one_job(spark: SparkSession) -> Iterator[None]:
-    """Runs a chain in the block as one Spark job.
-
-    Adaptive execution would make each exchange a job of its own. If an executor got lost between two of them, Spark
-    would make its part again in a new stage, whose limit of attempts begins anew: parts of two executions would meet.
-    """
-    before = spark.conf.get(_ADAPTIVE)
-    spark.conf.set(_ADAPTIVE, "false")
-    try:
-        yield
-    finally:
-        spark.conf.set(_ADAPTIVE, before or "true")
 
 
 def tasks_of_chain(records: int, cores: int, tuples_a_record: float | None = None) -> int:

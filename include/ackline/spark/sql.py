@@ -26,6 +26,7 @@ SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.adaptive.enabled": "true",
     "spark.sql.runSQLOnFiles": "false",  # no table named by its path
     # As in DuckDB: an identifier may be in double quotes, and a wrong cast is an error.
     "spark.sql.ansi.enabled": "true",
