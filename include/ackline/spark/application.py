@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +37,7 @@ _INTERVAL = 0.5
 _FIRST_EXECUTOR_SECONDS = 60.0
 _QUIET_SECONDS = 2.0
 _EXECUTOR_POLL_SECONDS = 0.2
-_MAX_CORES = 10_000
+_MAX_CORES, _MAX_TASKS = 10_000, 1_000
 _SPECULATION = "spark.speculation"
 ONE_ATTEMPT = ("spark.stage.maxAttempts", "spark.stage.maxConsecutiveAttempts")
 """Settings that must be 1 where there are steps (`ackline.spark.settings.REQUIRED_SETTINGS` says why)."""
@@ -102,9 +102,8 @@ class Application(ABC):
         return 0
 
     @abstractmethod
-    def ask(self, task: ProbeTask, tasks: int) -> list[Any]:
-        """Runs the probe's task in at least as many Spark tasks as there are cores, and returns its rows. `tasks` is
-        how many are wanted."""
+    def ask(self, task: ProbeTask) -> list[Any]:
+        """Runs the probe's task in a Spark task for each core, as far as Spark knows them, and returns its rows."""
 
     @abstractmethod
     def adds_only_columns(self, outcomes: DataFrame, records: DataFrame) -> bool:
@@ -200,7 +199,8 @@ class OwnApplication(Application):
         if not executors:
             log.warning("%s: no executor is there yet; Spark waits until the cluster has room", self._master)
 
-    def ask(self, task: ProbeTask, tasks: int) -> list[Any]:
+    def ask(self, task: ProbeTask) -> list[Any]:
+        tasks = min(max(self.cores, self.executors()), _MAX_TASKS)
         return self.spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(task).collect()
 
     def adds_only_columns(self, outcomes: DataFrame, records: DataFrame) -> bool:
@@ -235,6 +235,10 @@ class Carried:
 class ServerApplication(Application):
     """A session on a Spark Connect server, which may be on another machine and serve others. So may the session."""
 
+    def __init__(self, spark: SparkSession) -> None:
+        super().__init__(spark)
+        self._cores: int | None = None
+
     @property
     def id(self) -> str:
         session: Any = self.spark
@@ -245,11 +249,14 @@ class ServerApplication(Application):
         """False for a server on this machine too: only the probe can prove that it has the same files."""
         return False
 
-    @cached_property
+    @property
     def cores(self) -> int:
-        number = F.spark_partition_id().alias("number")
-        [last] = self.spark.range(_MAX_CORES).select(number).agg(F.max("number").alias("last")).collect()
-        return int(last["last"]) + 1
+        """By default Spark divides a range into a part for each core."""
+        if self._cores is None:
+            number = F.spark_partition_id().alias("number")
+            [last] = self.spark.range(_MAX_CORES).select(number).agg(F.max("number").alias("last")).collect()
+            self._cores = int(last["last"]) + 1
+        return self._cores
 
     @property
     def fixed_cores(self) -> int | None:
@@ -316,9 +323,8 @@ class ServerApplication(Application):
     def share(self, value: Any) -> Any:
         return Carried(value)
 
-    def ask(self, task: ProbeTask, tasks: int) -> list[Any]:
-        """As many Spark tasks as there are cores run it, because a client can't see more of the executors. Exceptions
-        cancel it."""
+    def ask(self, task: ProbeTask) -> list[Any]:
+        """Exceptions cancel the job. Its tasks tell how many cores there are, which would take a job of its own."""
 
         def answers(batches: Iterable[Any]) -> Iterator[Any]:
             import pyarrow as pa
@@ -330,7 +336,9 @@ class ServerApplication(Application):
 
         schema = "host string, problem string, file string, size bigint"
         with self.watched(None):
-            return self.spark.range(_MAX_CORES).mapInArrow(answers, schema).collect()
+            rows = self.spark.range(_MAX_CORES).mapInArrow(answers, schema).collect()
+        self._cores = len(rows)
+        return rows
 
     def adds_only_columns(self, outcomes: DataFrame, records: DataFrame) -> bool:
         """Compares the nodes of both plans as the server has analysed them: only one projection may come on top.

@@ -90,7 +90,6 @@ def _not_shared(root: str, missing: Mapping[str, int], there: Mapping[str, int],
 log = logging.getLogger(__name__)
 
 _ROUNDS = 5
-_MAX_TASKS = 1000
 _FILES = ("ssl.keystore.location", "ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
 """Kafka properties that name files. Those that were not inlined must be on the executors."""
 
@@ -132,8 +131,7 @@ def probe_executors(
         task = _probe_task(_versions(), pickle.dumps((settings, imports_handler)), files, folder.uri, token)
         for _ in range(_ROUNDS):
             executors = application.executors()
-            tasks = min(max(application.cores, executors), _MAX_TASKS)
-            answers += _ask(application, task, tasks)
+            answers += _ask(application, task)
             _check(answers)
             if application.executors() <= executors:
                 break
@@ -153,9 +151,9 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _ask(application: Application, task: ProbeTask, tasks: int) -> list[Answer]:
+def _ask(application: Application, task: ProbeTask) -> list[Answer]:
     try:
-        return [Answer(*row) for row in application.ask(task, tasks)]
+        return [Answer(*row) for row in application.ask(task)]
     except (PySparkException, Py4JError) as error:
         raise _error_of_probe(error) from None
 
