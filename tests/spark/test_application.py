@@ -1,5 +1,6 @@
 """What a Spark Connect server can't prove is refused by name, and before anything is read."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,12 +18,38 @@ from tests.spark.tree_jobs import TWO
 
 
 class Session:
-    """A session with these settings, which explains a DataFrame by a text."""
+    """A session with these settings, which explains a plan by its text."""
 
     def __init__(self, **settings: str) -> None:
         self.settings = {name.replace("_", "."): value for name, value in settings.items()}
         self.conf: Any = self
-        self.shown: list[bool] = []
+        self.client: Any = self
+        self.copies: list[Session] = []
+        self.explained, self.is_open = 0, True
+
+    def cloneSession(self) -> "Session":  # noqa: N802 - pyspark's name
+        self.copies.append(Session(**{name.replace(".", "_"): value for name, value in self.settings.items()}))
+        return self.copies[-1]
+
+    def get_retry_policies(self) -> list[object]:
+        return []
+
+    def set_retry_policies(self, policies: list[object]) -> None:
+        assert policies == []
+
+    def explain_string(self, plan: str, mode: str) -> str:
+        assert (mode, self.is_open, HIDDEN_TEXT in self.settings) == ("extended", True, False)
+        self.explained += 1
+        if not plan:
+            return ""
+        head = "== Parsed Logical Plan ==\n'Project\n\n== Analyzed Logical Plan ==\na: int, b: int\n"
+        return f"{head}{plan}\n\n== Optimized Logical Plan ==\nProject\n+- Other"
+
+    def release_session(self) -> None:
+        raise RuntimeError("the server is gone")
+
+    def close(self) -> None:
+        self.is_open = False
 
     def get(self, name: str, default: str | None) -> str | None:
         return self.settings.get(name, default)
@@ -34,16 +61,9 @@ class Session:
         self.settings.pop(name, None)
 
 
-class Rows:
-    """A DataFrame whose analysed plan is this text."""
-
-    def __init__(self, session: Session, plan: str) -> None:
-        self._session, self._plan = session, plan
-
-    def _explain_string(self, *, extended: bool) -> str:
-        self._session.shown.append(HIDDEN_TEXT not in self._session.settings)
-        head = "== Parsed Logical Plan ==\n'Project\n\n== Analyzed Logical Plan ==\na: int, b: int\n"
-        return f"{head}{self._plan}\n\n== Optimized Logical Plan ==\nProject\n+- Other"
+def rows(plan: str) -> Any:
+    """A DataFrame of a client whose analysed plan is this text."""
+    return SimpleNamespace(_plan=SimpleNamespace(to_proto=lambda _: plan))
 
 
 def server_application(session: Session) -> ServerApplication:
@@ -51,8 +71,6 @@ def server_application(session: Session) -> ServerApplication:
 
 
 def job(**settings: Any) -> Any:
-    from types import SimpleNamespace
-
     defaults = {"once": False, "topology": None, "handler": "m:f"}
     return cast(ReplayJob, SimpleNamespace(settings=SimpleNamespace(**(defaults | settings))))
 
@@ -92,20 +110,15 @@ SOURCE = "Project [a#1]\n+- RelationV2[a#1] kafka"
 )
 def test_the_nodes_of_the_plan_prove_that_a_column_was_added_and_nothing_else(plan: str, only_columns: bool) -> None:
     session = Session(**{HIDDEN_TEXT.replace(".", "_"): EVERYTHING})
-    found = server_application(session).adds_only_columns(
-        cast(Any, Rows(session, plan)), cast(Any, Rows(session, SOURCE))
-    )
-    assert found is only_columns
-    assert session.shown[0]
-    assert all(session.shown)
-    assert session.settings[HIDDEN_TEXT] == EVERYTHING  # no later request is shown
+    assert server_application(session).adds_only_columns(rows(plan), rows(SOURCE)) is only_columns
+    assert session.settings == {HIDDEN_TEXT: EVERYTHING}  # others use it
+    [copy] = session.copies
+    assert (copy.explained, copy.is_open, session.is_open) == (2, False, True)
 
 
 def test_two_plans_that_can_not_be_read_prove_nothing() -> None:
-    session = Session()
-    rows: Any = Rows(session, "")
-    rows._explain_string = lambda **_: ""
-    assert not server_application(session).adds_only_columns(rows, rows)
+    session = Session(**{HIDDEN_TEXT.replace(".", "_"): EVERYTHING})
+    assert not server_application(session).adds_only_columns(rows(""), rows(""))
 
 
 def server(master: str) -> ConnectServer:

@@ -6,10 +6,13 @@ The server is that of `ackline dev spark`, with an event log. All tests share it
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,11 +29,14 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
 from ackline.local.spark_server import SparkServer, running
+from ackline.pipeline.blocks import SparkBlock
 from ackline.pipeline.pipeline import load
 from ackline.spark.application import HIDDEN_TEXT, application_of
+from ackline.spark.connect import _shared_session, session_id
 from ackline.spark.job import check_replay, run_replay
-from ackline.spark.master import MASTER
+from ackline.spark.master import MASTER, ConnectServer, connect_server
 from ackline.spark.session import open_session
+from ackline.spark.settings import build_archive
 from ackline.steps.plan import plan
 from tests.conftest import MakeTopic
 from tests.kafka.kafka_log import delete_before
@@ -256,11 +262,25 @@ def test_clients_with_the_same_code_share_the_python_workers_of_a_session(
 def test_clients_that_prepare_the_same_session_at_the_same_time_both_get_it(
     lab: Lab, server: SparkServer, tmp_path: Path
 ) -> None:
-    first = Client(lab, server, tmp_path / "code")
-    second = Client(lab, server, tmp_path / "copy")
-    with ThreadPoolExecutor(2) as both:
-        pids = list(both.map(Client.worker, [first, second]))
-    assert len(pids) == 2
+    clients = [Client(lab, server, tmp_path / name) for name in ("code", "copy")]
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(Client.worker, clients))) == 2
+        for number in range(5):  # at the same moment, which two processes hardly meet
+            settings = {"spark.sql.shuffle.partitions": str(number + 1)}
+
+            def prepared(name: str, settings: dict[str, str] = settings) -> str:
+                code = build_archive(tmp_path / f"{name}-{settings['spark.sql.shuffle.partitions']}.zip", tmp_path)
+                spark: Any = _shared_session(server_of(server), SparkBlock(), settings, code)
+                spark.stop()
+                return str(spark.session_id)
+
+            assert len(set(pool.map(prepared, "abcd"))) == 1
+
+
+def server_of(server: SparkServer) -> ConnectServer:
+    found = connect_server(server.url)
+    assert found is not None
+    return found
 
 
 def test_a_session_that_the_server_has_closed_is_followed_by_another(
@@ -279,6 +299,33 @@ from ackline.spark.session import open_session
 open_session().client.release_session()
 print("closed")
 """
+
+
+def test_a_client_that_gets_sigterm_ends_its_job(lab: Lab, server: SparkServer, tmp_path: Path) -> None:
+    """systemd, a container and a shell end a process so."""
+    (tmp_path / "pipelines").mkdir()
+    tp = lab.put(*[b'{"sleep": 0.25}'] * 200)
+    script = SCRIPT.replace("changing:handle", "tests.support.journal:handle").replace("(0, 1)", "(0, 200)")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "ACKLINE_SPARK_MASTER": server.url,
+           "ACKLINE_PIPELINES": str(tmp_path / "pipelines")}  # fmt: skip
+    client = subprocess.Popen(
+        [sys.executable, "-c", script, lab.broker.bootstrap, str(tmp_path / "root"), tp.topic], env=env
+    )
+    assert wait_until(lambda: calls_of(lab, tp) >= 8, 120)
+    client.terminate()
+    assert client.wait(60) == 128 + signal.SIGTERM
+    assert ended_calls(lab, tp) < 60
+
+
+def test_a_session_has_another_id_for_other_content_for_another_day_and_after_it_was_closed() -> None:
+    ids = [
+        session_id(content, date(2026, 1, day), number)
+        for content in (b"a", b"b")
+        for day in (1, 2)
+        for number in (0, 1)
+    ]
+    assert len(set(ids)) == 8
+    assert session_id(b"a", date(2026, 1, 1), 0) == ids[0]
 
 
 def test_a_client_that_ends_leaves_the_job_of_another_in_the_same_session(lab: Lab, server: SparkServer) -> None:

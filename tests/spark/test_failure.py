@@ -41,6 +41,8 @@ def test_an_error_of_spark_becomes_one_that_says_whether_to_try_again_and_quotes
     [
         (SparkConnectGrpcException("secret payload", grpc_status_code=UNAVAILABLE), TransientError),
         (SparkConnectGrpcException("secret", errorClass="INVALID_HANDLE.SESSION_CHANGED"), TransientError),
+        (SparkConnectGrpcException("secret", errorClass="NO_ACTIVE_SESSION"), TransientError),
+        (SparkConnectGrpcException("secret", errorClass="RESPONSE_ALREADY_RECEIVED"), TransientError),
         (SparkConnectGrpcException("secret payload", grpc_status_code=INTERNAL), FatalError),
     ],
 )

@@ -282,6 +282,7 @@ def spark(
     """Start a Spark Connect server that stays up, so that `ackline run` waits for no start of Spark.
 
     Commands use it while it runs, unless `ACKLINE_SPARK_MASTER` or the connection `spark_default` names a master.
+    Changed handlers reach it by themselves; after a change of a Python package start it again.
 
     Example: `ackline dev spark`
     """

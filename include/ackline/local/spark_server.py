@@ -104,7 +104,7 @@ class SparkServer(Startable):
             "spark.connect.grpc.binding.address": LOOPBACK,
             "spark.connect.grpc.binding.port": str(self.port),
             # Spark never ends the Python daemon of a session that it closes: the next one would start another.
-            "spark.connect.session.manager.defaultSessionTimeout": "7d",
+            "spark.connect.session.manager.defaultSessionTimeout": "1d",
             **LOOPBACK_SETTINGS,
             **jar_settings(),
             # What is left are settings of sessions.

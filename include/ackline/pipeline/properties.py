@@ -172,6 +172,7 @@ _ENCRYPTION = (
 _KAFKA = "reads are exact only with Ackline's settings of the Kafka source"
 _DELTA = "Ackline writes the tables itself, and no Delta setting of Spark applies to them"
 _OUTCOMES = "batches, time zone and casts decide the outcomes of records, so Ackline sets them"
+_REDACTION = "Ackline sets it, so that no secret shows in Spark's logs and pages"
 _DRIVER = "the JVM of the driver has started before it reads this; Ackline sets it"
 
 REFUSED: Mapping[str, str] = {
@@ -201,13 +202,14 @@ REFUSED: Mapping[str, str] = {
     "spark.driver.extraClassPath": _DRIVER,
     "spark.driver.extraLibraryPath": _DRIVER,
     "spark.driver.userClassPathFirst": _DRIVER,
+    "spark.sql.adaptive.enabled": "steps must run as one job, so Ackline sets it",
     "spark.sql.session.timeZone": _OUTCOMES,
     "spark.sql.ansi.enabled": _OUTCOMES,
     "spark.sql.execution.arrow.maxRecordsPerBatch": _OUTCOMES,
     "spark.sql.execution.arrow.maxBytesPerBatch": _OUTCOMES,
     "spark.sql.sources.useV1SourceList": _KAFKA,
     "spark.sql.extensions": _DELTA,
-    "spark.redaction.regex": "Ackline sets it, so that no secret shows in Spark's logs and pages",
+    "spark.redaction.regex": _REDACTION,
     "spark.logConf": "it writes all settings into the log",
 }
 """Properties with the reason for which a pipeline file may not set them."""
@@ -225,6 +227,8 @@ REFUSED_PREFIXES: Mapping[str, str] = {
     "spark.databricks.delta.": _DELTA,
     "spark.delta.": _DELTA,
     "spark.sql.catalog": _DELTA,
+    "spark.sql.redaction.": _REDACTION,
+    "spark.sql.ackline.": "Ackline keeps notes of its own under such names",
 }
 """Beginnings of names of such properties."""
 

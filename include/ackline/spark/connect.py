@@ -5,19 +5,23 @@ starts Python workers for each session apart, so a later version of a handler ne
 What a session can't set, the file of the pipeline may not ask for.
 
 A session stays on the server when its client ends, because its Python workers take longer to start than a small turn,
-and because Spark never ends their parent process. Its id is made of its settings and of the code: the next client with
-the same ones finds it, and so do clients at the same time. Therefore no client changes a setting of a session that is
-ready, and a client that ends cancels what it runs itself, and nothing else.
+and because Spark never ends their parent process. Its id is made of its settings, the code and the day: the next client
+with the same ones finds it, and so do clients at the same time. Therefore no client changes a setting of a session that
+is ready, and a client that ends cancels what it runs itself, and nothing else.
 """
 
 import atexit
 import hashlib
 import json
 import os
+import signal
 import socket
+import sys
 import tempfile
+import threading
 import uuid
 from contextlib import suppress
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +76,14 @@ def open_server_session(server: ConnectServer, block: SparkBlock) -> SparkSessio
             f"`ackline dev spark` starts one on this machine"
         ) from None
     with tempfile.TemporaryDirectory(prefix="ackline-code-") as folder:
-        code = build_archive(Path(folder, ARCHIVE), handlers_folder())
+        # A name of its own: two clients may prepare the same session at the same time, and the server takes no file of
+        # a name that another is about to give it.
+        code = build_archive(Path(folder, f"{uuid.uuid4()}-{ARCHIVE}"), handlers_folder())
         spark = _opened[server.url] = _shared_session(server, block, settings, code)
     atexit.register(_end, spark, server)
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        # By default the process would end without `_end`, and the server would go on with the job.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     return spark
 
 
@@ -82,7 +91,7 @@ def _shared_session(server: ConnectServer, block: SparkBlock, settings: dict[str
     """Returns the session of all clients with these settings and this code, ready for jobs."""
     content, number = json.dumps(settings, sort_keys=True).encode() + code.read_bytes(), 0
     while True:
-        spark = _session_on(server, hashlib.sha256(b"%d:%b" % (number, content)).digest())
+        spark = _session_on(server, session_id(content, datetime.now(UTC).date(), number))
         try:
             _check_encryption(spark, server, block)
             if not spark.conf.get(_READY, ""):
@@ -98,15 +107,21 @@ def _shared_session(server: ConnectServer, block: SparkBlock, settings: dict[str
         number += 1
 
 
-def _session_on(server: ConnectServer, digest: bytes) -> SparkSession:
-    """Returns the session whose id is the first half of the digest."""
+def session_id(content: bytes, day: date, number: int) -> uuid.UUID:
+    """Returns the id of a session: each day another one, so that few of its closed ones have to be passed over, and its
+    files on the server do not become so old that something removes them."""
+    digest = hashlib.sha256(f"{day} {number} ".encode() + content).digest()
+    return uuid.UUID(bytes=digest[:16], version=4)
+
+
+def _session_on(server: ConnectServer, id_: uuid.UUID) -> SparkSession:
     from pyspark.sql.connect.client.core import ChannelBuilder, DefaultChannelBuilder
     from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as ServerSession
 
     os.environ[_CONNECT_MODE] = "1"
     channel: Any = DefaultChannelBuilder(server.url)
-    channel.set(ChannelBuilder.PARAM_SESSION_ID, str(uuid.UUID(bytes=digest[:16], version=4)))
+    channel.set(ChannelBuilder.PARAM_SESSION_ID, str(id_))
     session: Any = ServerSession.builder.channelBuilder(channel).create()
     session.release_session_on_close = False
     session.client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])
@@ -114,7 +129,7 @@ def _session_on(server: ConnectServer, digest: bytes) -> SparkSession:
 
 
 def _prepare(spark: SparkSession, server: ConnectServer, settings: dict[str, str], code: Path) -> None:
-    """Gives a session its settings and the code. Two clients may do so at the same time: both give the same."""
+    """Gives a session its settings and the code. Other clients may do so at the same time, and give the same."""
     for name, value in settings.items():
         spark.conf.set(name, value)
     _check_kafka_source(spark, server)

@@ -23,6 +23,7 @@ _TRANSIENT = (
     "has failed the maximum allowable number of times",
     "has been resubmitted for the maximum allowable number of times",
     "cancelled because SparkContext was shut down",
+    "Cannot call methods on a stopped SparkContext",
     "java.lang.OutOfMemoryError",
 )
 _LOGIN = ("LoginException", "SaslAuthenticationException", "SslAuthenticationException")
@@ -36,6 +37,9 @@ _DAMAGED = (
 )
 """Texts of Java's client about a batch whose checksum does not match."""
 _CLASSES = re.compile(r"\b((?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error)|[A-Z]\w*(?:Exception|Error))(?=:|\b)")
+
+
+_LOST_SESSION = ("INVALID_HANDLE.", "NO_ACTIVE_SESSION", "RESPONSE_ALREADY_RECEIVED")
 
 
 def error_of_spark(error: Exception) -> AcklineError:
@@ -75,10 +79,10 @@ def error_of_spark(error: Exception) -> AcklineError:
 
 def _server_is_lost(error: Exception) -> bool:
     """Returns whether no request reaches the server of a client of Spark Connect, or the server has started again and
-    so lost the session."""
+    so lost the session and its jobs, also if another client has made the session anew."""
     status = getattr(error, "getGrpcStatusCode", lambda: None)()
     condition = getattr(error, "getCondition", lambda: None)() or ""
-    return getattr(status, "name", "") == "UNAVAILABLE" or condition.startswith("INVALID_HANDLE.")
+    return getattr(status, "name", "") == "UNAVAILABLE" or condition.startswith(_LOST_SESSION)
 
 
 def is_timestamp_overflow(error: Exception) -> bool:
