@@ -16,30 +16,28 @@ from datetime import date
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
 import pytest
 from airflow.sdk.exceptions import AirflowException
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.session import SparkSession as ServerSession
 
 from ackline.errors import ConfigError, RangeGone
 from ackline.lane.adapters import open_adapters
-from ackline.ledger.offsets import TopicPartition
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
-from ackline.local.spark_server import SparkServer, running
+from ackline.local.spark_server import SparkServer
 from ackline.pipeline.blocks import SparkBlock
 from ackline.pipeline.pipeline import load
 from ackline.spark.application import HIDDEN_TEXT, application_of
 from ackline.spark.connect import _shared_session, session_id
 from ackline.spark.job import check_replay, run_replay
-from ackline.spark.master import MASTER, ConnectServer, connect_server
+from ackline.spark.master import MASTER
 from ackline.spark.session import open_session
-from ackline.spark.settings import build_archive
+from ackline.spark.settings import ARCHIVE, build_archive
 from ackline.steps.plan import plan
 from tests.conftest import MakeTopic
 from tests.kafka.kafka_log import delete_before
+from tests.spark.clients import RUNS_A_JOB, Client, calls_of, daemons, ended_calls, server_of
 from tests.spark.lab import Lab, run_script
 from tests.spark.tiers import EXPECTED, OUTCOME_WORDS
 from tests.spark.tree_jobs import ITEMS, TWO, ran
@@ -143,19 +141,6 @@ def test_an_error_of_the_source_keeps_its_class_and_quotes_nothing(lab: Lab) -> 
         lab.run(lab.job("by_word", {tp: (0, 2)}))
 
 
-def calls_of(lab: Lab, tp: TopicPartition) -> int:
-    return sum(lab.calls(tp.topic).values())
-
-
-def ended_calls(lab: Lab, tp: TopicPartition) -> int:
-    """How many calls there were when they ended. Spark waits two seconds before it kills a worker."""
-    ended = -1
-    while ended != (now := calls_of(lab, tp)):
-        ended = now
-        time.sleep(1.5)
-    return ended
-
-
 def test_progress_is_reported_and_ctrl_c_ends_the_job_on_the_server(lab: Lab) -> None:
     values = [b'{"sleep": 0.25}'] * 200
     tp = lab.put(*values)
@@ -178,23 +163,6 @@ def test_progress_is_reported_and_ctrl_c_ends_the_job_on_the_server(lab: Lab) ->
     assert ended_calls(lab, tp) < 60
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-from ackline.ledger.offsets import TopicPartition
-from ackline.pipeline.folder import make_handlers_importable
-from ackline.spark.session import open_session
-from ackline.steps.plan import plan
-from tests.spark.lab import Lab
-make_handlers_importable()
-bootstrap, root, topic = sys.argv[1:]
-lab = Lab(open_session(), SimpleNamespace(bootstrap=bootstrap), Path(root), Path("none"), None)
-job = lab.ran("changing:handle", {TopicPartition(topic, 0): (0, 1)})
-print("outcomes", [outcome for _, outcome, _ in lab.outcomes(job)])
-"""
-
-
 CHANGING = """
 import changing_too
 
@@ -213,38 +181,9 @@ def test_a_changed_handler_never_meets_the_modules_of_the_one_before(
         (tmp_path / "pipelines").mkdir(exist_ok=True)
         (tmp_path / "changing.py").write_text(CHANGING)
         (tmp_path / "changing_too.py").write_text(f"from ackline import Skip\nANSWER = {outcome}\n")
-        done = run_script(SCRIPT, lab.broker.bootstrap, str(tmp_path / f"audit{number}"), tp.topic,
+        done = run_script(RUNS_A_JOB, lab.broker.bootstrap, str(tmp_path / f"audit{number}"), tp.topic,
                           ACKLINE_SPARK_MASTER=server.url, ACKLINE_PIPELINES=str(tmp_path / "pipelines"))  # fmt: skip
         assert f"outcomes ['{wanted}']" in done.stdout, done.stderr
-
-
-class Client:
-    """A process of its own that runs one job over one record, with the handler in a folder. Each has the same code."""
-
-    HANDLER = "import os\nfrom ackline import Skip\ndef handle(record):\n    raise Skip(str(os.getpid()))\n"
-
-    def __init__(self, lab: Lab, server: SparkServer, folder: Path) -> None:
-        (folder / "pipelines").mkdir(parents=True)
-        (folder / "changing.py").write_text(self.HANDLER)
-        self.environment = {"ACKLINE_SPARK_MASTER": server.url, "ACKLINE_PIPELINES": str(folder / "pipelines")}
-        self.lab, self.folder, self.topic, self.runs = lab, folder, lab.put(b"a").topic, 0
-
-    def worker(self) -> str:
-        """Runs the job. Returns the number of the Python worker that has called the handler."""
-        self.runs += 1
-        root = self.folder / f"audit{self.runs}"
-        done = run_script(SCRIPT, self.lab.broker.bootstrap, str(root), self.topic, **self.environment)
-        assert "outcomes ['skipped']" in done.stdout, done.stderr
-        [message] = DeltaTable(str(root / "outcomes")).to_pyarrow_table().column("error_message").to_pylist()
-        return str(message)
-
-
-def daemons(server: SparkServer) -> int:
-    """How many Python daemons, the parents of workers, the server has."""
-    saved = running(server.directory)
-    assert saved is not None
-    children = psutil.Process(saved.pid).children()
-    return sum(child.status() != psutil.STATUS_ZOMBIE and "pyspark.daemon" in child.cmdline() for child in children)
 
 
 def test_clients_with_the_same_code_share_the_python_workers_of_a_session(
@@ -265,22 +204,17 @@ def test_clients_that_prepare_the_same_session_at_the_same_time_both_get_it(
     clients = [Client(lab, server, tmp_path / name) for name in ("code", "copy")]
     with ThreadPoolExecutor(4) as pool:
         assert len(list(pool.map(Client.worker, clients))) == 2
-        for number in range(5):  # at the same moment, which two processes hardly meet
+        for number in range(15):  # at the same moment, which two processes hardly meet
             settings = {"spark.sql.shuffle.partitions": str(number + 1)}
 
             def prepared(name: str, settings: dict[str, str] = settings) -> str:
-                code = build_archive(tmp_path / f"{name}-{settings['spark.sql.shuffle.partitions']}.zip", tmp_path)
+                (tmp_path / name).mkdir(exist_ok=True)
+                code = build_archive(tmp_path / name / ARCHIVE, tmp_path)
                 spark: Any = _shared_session(server_of(server), SparkBlock(), settings, code)
                 spark.stop()
                 return str(spark.session_id)
 
             assert len(set(pool.map(prepared, "abcd"))) == 1
-
-
-def server_of(server: SparkServer) -> ConnectServer:
-    found = connect_server(server.url)
-    assert found is not None
-    return found
 
 
 def test_a_session_that_the_server_has_closed_is_followed_by_another(
@@ -305,7 +239,7 @@ def test_a_client_that_gets_sigterm_ends_its_job(lab: Lab, server: SparkServer, 
     """systemd, a container and a shell end a process so."""
     (tmp_path / "pipelines").mkdir()
     tp = lab.put(*[b'{"sleep": 0.25}'] * 200)
-    script = SCRIPT.replace("changing:handle", "tests.support.journal:handle").replace("(0, 1)", "(0, 200)")
+    script = RUNS_A_JOB.replace("changing:handle", "tests.support.journal:handle").replace("(0, 1)", "(0, 200)")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "ACKLINE_SPARK_MASTER": server.url,
            "ACKLINE_PIPELINES": str(tmp_path / "pipelines")}  # fmt: skip
     client = subprocess.Popen(

@@ -14,6 +14,7 @@ import atexit
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -76,9 +77,7 @@ def open_server_session(server: ConnectServer, block: SparkBlock) -> SparkSessio
             f"`ackline dev spark` starts one on this machine"
         ) from None
     with tempfile.TemporaryDirectory(prefix="ackline-code-") as folder:
-        # A name of its own: two clients may prepare the same session at the same time, and the server takes no file of
-        # a name that another is about to give it.
-        code = build_archive(Path(folder, f"{uuid.uuid4()}-{ARCHIVE}"), handlers_folder())
+        code = build_archive(Path(folder, ARCHIVE), handlers_folder())
         spark = _opened[server.url] = _shared_session(server, block, settings, code)
     atexit.register(_end, spark, server)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -133,7 +132,11 @@ def _prepare(spark: SparkSession, server: ConnectServer, settings: dict[str, str
     for name, value in settings.items():
         spark.conf.set(name, value)
     _check_kafka_source(spark, server)
-    spark.addArtifacts(str(code), pyfile=True)
+    # A name of its own: the server refuses a file of a name that another client is giving it at the same moment, and
+    # takes one that it has for done before it is.
+    own = code.with_name(f"{uuid.uuid4()}-{code.name}")
+    shutil.copy(code, own)
+    spark.addArtifacts(str(own), pyfile=True)
     spark.conf.set(_READY, "true")  # last: another client takes the session as it is from now on
 
 

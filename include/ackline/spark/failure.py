@@ -26,6 +26,8 @@ _TRANSIENT = (
     "Cannot call methods on a stopped SparkContext",
     "java.lang.OutOfMemoryError",
 )
+_LOST_SESSION = ("INVALID_HANDLE.", "NO_ACTIVE_SESSION", "RESPONSE_ALREADY_RECEIVED")
+"""Beginnings of the conditions of errors with which a server answers that has started again meanwhile."""
 _LOGIN = ("LoginException", "SaslAuthenticationException", "SslAuthenticationException")
 # The last line of a Python worker's traceback for an AcklineError. These texts hold no payload, so they are kept.
 _OWN_ERROR = re.compile(r"^ackline\.errors\.(\w+): (.*)$", re.MULTILINE)
@@ -37,9 +39,6 @@ _DAMAGED = (
 )
 """Texts of Java's client about a batch whose checksum does not match."""
 _CLASSES = re.compile(r"\b((?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error)|[A-Z]\w*(?:Exception|Error))(?=:|\b)")
-
-
-_LOST_SESSION = ("INVALID_HANDLE.", "NO_ACTIVE_SESSION", "RESPONSE_ALREADY_RECEIVED")
 
 
 def error_of_spark(error: Exception) -> AcklineError:

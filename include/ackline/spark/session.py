@@ -161,9 +161,10 @@ def open_session(
     Outside spark-submit the session has the master of `chosen_master` and 1 GiB, without a user interface and with a
     quiet log. ACKLINE_SPARK_MEMORY and `block` override that, and `more` overrides all. On a cluster the session
     carries Ackline's code and the handlers to the executors. On a Spark Connect server it is shared with other clients
-    (`ackline.spark.connect`). Raises ConfigError if the JARs of the Kafka source are not
-    installed, if the master is refused or if it needs a secret that is not configured, and TransientError if Spark does
-    not start.
+    (`ackline.spark.connect`).
+
+    Raises ConfigError if the JARs of the Kafka source are not installed, if the master is refused or if it needs a
+    secret that is not configured, and TransientError if Spark does not start.
     """
     block = block or SparkBlock()
     master = chosen_master().url

@@ -17,8 +17,8 @@ REQUIRED_SETTINGS = {
     # ack a tree that no execution has handled whole. So the job fails, and the next run replays the turn.
     "spark.stage.maxConsecutiveAttempts": "1",
     "spark.stage.maxAttempts": "1",
-    # It would make each exchange between steps a job of its own. If an executor got lost between two of them, Spark
-    # would make its part again in a new stage, whose limit of attempts begins anew.
+    # Adaptive execution would make each exchange between steps a job of its own. If an executor got lost between two of
+    # them, Spark would make its part again in a new stage, whose limit of attempts begins anew.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     # A bad cast in a column handler must give null for its row, and must not fail the other rows.
