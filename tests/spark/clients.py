@@ -58,8 +58,9 @@ def daemons(server: SparkServer) -> int:
     return sum(child.status() != psutil.STATUS_ZOMBIE and "pyspark.daemon" in child.cmdline() for child in children)
 
 
-def server_of(server: SparkServer) -> ConnectServer:
-    found = connect_server(server.url)
+def server_of(address: str) -> ConnectServer:
+    """The Spark Connect server that an address names."""
+    found = connect_server(address)
     assert found is not None
     return found
 

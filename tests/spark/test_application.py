@@ -1,5 +1,6 @@
 """What a Spark Connect server can't prove is refused by name, and before anything is read."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,11 +10,11 @@ from pyspark.sql import SparkSession
 from ackline.errors import ConfigError, TransientError
 from ackline.local.processes import free_ports
 from ackline.pipeline.blocks import SparkBlock
-from ackline.spark import application
+from ackline.spark import application, connect
 from ackline.spark.application import EVERYTHING, HIDDEN_TEXT, ServerApplication
 from ackline.spark.connect import open_server_session
-from ackline.spark.master import ConnectServer, connect_server
 from ackline.worker.settings import ReplayJob
+from tests.spark.clients import server_of
 from tests.spark.tree_jobs import TWO
 
 
@@ -121,33 +122,47 @@ def test_two_plans_that_can_not_be_read_prove_nothing() -> None:
     assert not server_application(session).adds_only_columns(rows(""), rows(""))
 
 
-def server(master: str) -> ConnectServer:
-    found = connect_server(master)
-    assert found is not None
-    return found
-
-
 def test_what_only_the_start_of_a_server_sets_is_refused() -> None:
     block = SparkBlock.model_validate(
         {"executor_memory": "2g", "driver_memory": "2g", "conf": {"spark.sql.shuffle.partitions": 4}}
     )
     with pytest.raises(ConfigError, match=r"sets spark\.driver\.memory, spark\.executor\.memory, which a session"):
-        open_server_session(server("sc://localhost"), block)
+        open_server_session(server_of("sc://localhost"), block)
 
 
 @pytest.mark.parametrize("master", ["sc://spark.example", "sc://spark.example:15002/;user_id=me"])
 def test_no_password_travels_unencrypted_to_another_host(master: str) -> None:
     with pytest.raises(ConfigError, match=r"not encrypted, and the Kafka password travels.*use_ssl=true"):
-        open_server_session(server(master), SparkBlock())
-    assert server(f"{master}/;use_ssl=true").encrypted
-    assert server(f"{master}/;token=abc").encrypted
+        open_server_session(server_of(master), SparkBlock())
+    assert server_of(f"{master}/;use_ssl=true").encrypted
+    assert server_of(f"{master}/;token=abc").encrypted
 
 
 def test_a_server_that_is_down_is_a_transient_error_at_once() -> None:
     [port] = free_ports(1)
     with pytest.raises(TransientError, match=f"no Spark Connect server answers at sc://localhost:{port}"):
-        open_server_session(server(f"sc://localhost:{port}"), SparkBlock())
+        open_server_session(server_of(f"sc://localhost:{port}"), SparkBlock())
 
 
 def test_a_session_of_a_master_is_no_client() -> None:
     assert isinstance(application.application_of(cast(SparkSession, Session())), application.OwnApplication)
+
+
+def test_each_client_ships_a_file_of_its_own_name_and_marks_the_session_ready_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one name, the server refuses one of two clients that prepare a session at the same moment."""
+    done: list[str] = []
+    session = SimpleNamespace(
+        conf=SimpleNamespace(set=lambda name, _: done.append(name)),
+        addArtifacts=lambda path, pyfile: done.append(Path(path).name if Path(path).read_bytes() == b"code" else ""),
+    )
+    monkeypatch.setattr(connect, "_check_kafka_source", lambda *_: None)
+    (tmp_path / "code.zip").write_bytes(b"code")
+    for _ in range(2):
+        connect._prepare(cast(Any, session), server_of("sc://localhost"), {"a": "1"}, tmp_path / "code.zip")
+    set_first, shipped, ready = done[:3]
+    assert (set_first, ready) == ("a", connect._READY)
+    assert done[3:] == ["a", done[4], connect._READY]
+    assert {shipped[-8:], done[4][-8:]} == {"code.zip"}
+    assert shipped != done[4]

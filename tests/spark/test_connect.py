@@ -204,13 +204,13 @@ def test_clients_that_prepare_the_same_session_at_the_same_time_both_get_it(
     clients = [Client(lab, server, tmp_path / name) for name in ("code", "copy")]
     with ThreadPoolExecutor(4) as pool:
         assert len(list(pool.map(Client.worker, clients))) == 2
-        for number in range(15):  # at the same moment, which two processes hardly meet
+        for number in range(5):  # at the same moment, which two processes hardly meet
             settings = {"spark.sql.shuffle.partitions": str(number + 1)}
 
             def prepared(name: str, settings: dict[str, str] = settings) -> str:
                 (tmp_path / name).mkdir(exist_ok=True)
                 code = build_archive(tmp_path / name / ARCHIVE, tmp_path)
-                spark: Any = _shared_session(server_of(server), SparkBlock(), settings, code)
+                spark: Any = _shared_session(server_of(server.url), SparkBlock(), settings, code)
                 spark.stop()
                 return str(spark.session_id)
 
