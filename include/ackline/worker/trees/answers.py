@@ -2,8 +2,7 @@
 
 An emitted value is packed at once, because a handler may change a value after it has yielded it. Its key becomes bytes
 that are equal for equal keys. An answer refers to the inputs of its call by their positions, so it can leave the
-process that the handler ran in. Error messages must not repeat what the texts of an input or a record hold (`texts_of`,
-`texts_of_record`).
+process that the handler ran in. Error messages must not repeat what the texts of inputs hold (`texts_of`).
 """
 
 import pickle
@@ -93,64 +92,68 @@ class AnswerReader:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._taken: dict[tuple[str, str], tuple[bool, bool]] = {
-            (stream.step, stream.name): (stream in topology.consumers, stream in topology.outputs)
-            for stream in {*topology.consumers, *topology.outputs}
-        }
-        """Whether steps and whether outputs take a stream, by the names of its step and of the stream."""
+        self._taken: dict[str, dict[str, tuple[bool, bool]]] = {name: {} for name in (SOURCE, *topology.names)}
+        """Whether steps and whether outputs take a stream, by the name of its step and then by its own."""
+        for stream in {*topology.consumers, *topology.outputs}:
+            self._taken[stream.step][stream.name] = stream in topology.consumers, stream in topology.outputs
         self._sources: dict[int, _Source] = {}
         """By the number of the handler's object, which no other gets while this has it."""
 
     def read(
         self,
         result: Any,
-        inputs: Sequence[Any],
-        texts: Texts,
+        given: "Sequence[Input] | Sequence[Record]",
         step: Step | None = None,
         handler: Callable[..., Any] | None = None,
     ) -> list[Answer]:
         """Returns what a handler answered: None, an `Emit`, or several, which it may yield; a join may answer `Fail`
         and `Hold` too, and the handler of records one `InFlight`. Runs a generator to its end.
 
-        `inputs` are the inputs of the call; `step` is None for the handler of records; `handler` is what has answered,
-        whose own words no message hides. Raises InvalidOutcome for any other answer, and what a generator raises.
+        `given` are the inputs of the call; one record for the handler of records, whose `step` is None. `handler` is
+        what has answered, whose own words no message hides. Raises InvalidOutcome for any other answer, and what a
+        generator raises.
         """
-        if result is None:
-            return []
-        if isinstance(result, _ANSWERS):
-            result = (result,)
-        elif type(result) is not GeneratorType and not isinstance(result, Iterator | list | tuple):
-            refuse_unfinished(result)
-            refuse_false(result)
-            found = kind_and_fault(result, steps=True) or (type(result).__name__, "yield Emit(value)")
-            raise InvalidOutcome(f"the handler returned {found[0]}; {found[1]}, or return nothing")
-        name, join = (step.name, step.join) if step is not None else (SOURCE, False)
+        name = SOURCE if step is None else step.name
+        takers = self._taken[name]
         positions: _Positions | None = None
         reasons: dict[str, str | None] = {}
         answers: list[Answer] = []
         in_flight: InFlight | None = None
-        for answer in result:
+        for answer in result if type(result) is GeneratorType else _several(result):
             if isinstance(answer, Emit):
-                anchors = None
+                anchors: Sequence[int] | None = None
                 if answer.anchors is not None:
-                    positions = positions or _Positions(inputs)
+                    positions = positions or _Positions(given)
                     anchors = positions.of_anchors(answer.anchors)
-                answers.append(self._emitted(answer, name, anchors, texts, handler))
-            elif join and isinstance(answer, Fail | Hold):
-                positions = positions or _Positions(inputs)
-                answers.append(_not_acked(answer, positions, reasons, texts, self._source_of(handler)))
-            elif isinstance(answer, InFlight):
-                if step is not None:
-                    raise InvalidOutcome(
-                        f"step {step.name} yielded InFlight; only the handler of the records may yield it"
-                    )
-                if in_flight is not None:
-                    raise InvalidOutcome("the handler yielded InFlight twice; yield it once for a record")
-                in_flight = answer
+                stream = answer.stream
+                taken = takers.get(stream) if type(stream) is str else None
+                if taken is None:
+                    problem = self.unknown_stream(name, stream, lambda: texts_of(given), handler)
+                    pack(answer.key, answer.value)
+                    answers.append(Emitted(stream, anchors, b"", b"", problem=problem))
+                    continue
+                to_steps, to_outputs = taken
+                key = payload = b""
+                if to_steps:
+                    key, payload = pack(answer.key, answer.value)
+                    if len(key) + len(payload) > _MOST_BYTES:
+                        raise InvalidOutcome("an emitted value takes more than 1 GB with its key; emit it in parts")
+                row = self._row(answer, handler) if to_outputs else None
+                answers.append(_new(Emitted, (stream, anchors, key, payload, row, "")))
+            elif step is not None and step.join and isinstance(answer, Fail | Hold):
+                positions = positions or _Positions(given)
+                answers.append(_not_acked(answer, positions, reasons, given, self._source_of(handler)))
             else:
-                found = kind_and_fault(answer, steps=True) or (type(answer).__name__, "yield Emit(value)")
-                raise InvalidOutcome(f"the handler yielded {found[0]}; {found[1]}")
+                in_flight = _in_flight(answer, step, in_flight)
         return answers if in_flight is None else [*answers, in_flight]
+
+    def _row(self, emit: Emit, handler: Callable[..., Any] | None) -> EmittedRow:
+        """Returns what is emitted to outputs. Raises InvalidOutcome for what can't be emitted."""
+        value, size = copied(emit.value)
+        hidden: Collection[Any] = ()
+        if type(value) is dict and not value.keys() <= (source := self._source_of(handler)).texts:
+            hidden = value.keys() - source.texts
+        return _new(EmittedRow, (emit.key if emit.key is None else copied(emit.key)[0], value, size, hidden))
 
     def _source_of(self, handler: object) -> "_Source":
         """Returns what stands in the source of a handler, which is read once."""
@@ -160,7 +163,7 @@ class AnswerReader:
 
     def _near(self, step: str, stream: str) -> str:
         """Returns which streams of a step are taken, the nearest name first: they stand in the pipeline file."""
-        names = sorted(name for of_step, name in self._taken if of_step == step)
+        names = sorted(self._taken[step])
         near = get_close_matches(stream, names, 1, 0.5)
         ordered = [*near, *(name for name in names if name not in near)]
         return f"; taken are {', '.join(f'{step}.{name}' for name in ordered)}" if ordered else ""
@@ -178,31 +181,41 @@ class AnswerReader:
         record."""
         return frozenset(names) - self._source_of(handler).texts
 
-    def _emitted(
-        self, emit: Emit, step: str, anchors: Sequence[int] | None, texts: Texts, handler: Callable[..., Any] | None
-    ) -> Emitted:
-        """Returns what is emitted, packed. Raises InvalidOutcome for what can't be emitted."""
-        stream = emit.stream
-        taken = self._taken.get((step, stream)) if type(stream) is str else None
-        if taken is None:
-            problem = self.unknown_stream(step, stream, texts, handler)
-            pack(emit.key, emit.value)
-            return Emitted(stream, anchors, b"", b"", problem=problem)
-        to_steps, to_outputs = taken
-        row, (key, payload) = None, pack(emit.key, emit.value) if to_steps else (b"", b"")
-        if len(key) + len(payload) > _MOST_BYTES:
-            raise InvalidOutcome("an emitted value takes more than 1 GB with its key; emit it in parts")
-        if to_outputs:
-            value, size = copied(emit.value)
-            hidden: Collection[Any] = ()
-            if type(value) is dict and not value.keys() <= (source := self._source_of(handler)).texts:
-                hidden = value.keys() - source.texts
-            row = _new(EmittedRow, (emit.key if emit.key is None else copied(emit.key)[0], value, size, hidden))
-        return _new(Emitted, (stream, anchors, key, payload, row, ""))
+
+def _several(result: Any) -> Iterable[Any]:
+    """Returns what a handler has returned, which is no generator, as an iterable of answers. Raises InvalidOutcome for
+    what is neither an answer nor several."""
+    if result is None:
+        return ()
+    if isinstance(result, _ANSWERS):
+        return (result,)
+    if isinstance(result, Iterator | list | tuple):
+        return result
+    refuse_unfinished(result)
+    refuse_false(result)
+    found = kind_and_fault(result, steps=True) or (type(result).__name__, "yield Emit(value)")
+    raise InvalidOutcome(f"the handler returned {found[0]}; {found[1]}, or return nothing")
+
+
+def _in_flight(answer: Any, step: Step | None, earlier: InFlight | None) -> InFlight:
+    """Returns the InFlight that a handler has yielded. Raises InvalidOutcome for any other answer, for one of a step,
+    and after an `earlier` one."""
+    if not isinstance(answer, InFlight):
+        found = kind_and_fault(answer, steps=True) or (type(answer).__name__, "yield Emit(value)")
+        raise InvalidOutcome(f"the handler yielded {found[0]}; {found[1]}")
+    if step is not None:
+        raise InvalidOutcome(f"step {step.name} yielded InFlight; only the handler of the records may yield it")
+    if earlier is not None:
+        raise InvalidOutcome("the handler yielded InFlight twice; yield it once for a record")
+    return answer
 
 
 def _not_acked(
-    answer: Fail | Hold, positions: "_Positions", reasons: dict[str, str | None], texts: Texts, source: "_Source"
+    answer: Fail | Hold,
+    positions: "_Positions",
+    reasons: dict[str, str | None],
+    given: "Sequence[Input] | Sequence[Record]",
+    source: _Source,
 ) -> NotAcked:
     """Returns what a join answered about one tuple. Masks each of the first reasons once; drops further ones, because
     masking takes time for each text of each tuple of the call."""
@@ -211,17 +224,17 @@ def _not_acked(
         return NotAcked(position, None, True)
     reason = str.__str__(str(answer.reason))
     if reason not in reasons and len(reasons) < _MASKED_REASONS:
-        reasons[reason] = scrub(reason, texts(), source.words) or None
+        reasons[reason] = scrub(reason, texts_of(given), source.words) or None
     return NotAcked(position, reasons.get(reason), False)
 
 
 class _Positions:
     """The positions of the inputs of a call. Most calls need none, so they are counted when the first one is."""
 
-    __slots__ = ("_by_id", "_inputs", "_iterators")
+    __slots__ = ("_by_id", "_given", "_iterators")
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
-        self._inputs = inputs
+    def __init__(self, given: "Sequence[Input] | Sequence[Record]") -> None:
+        self._given = given
         self._by_id: dict[int, int] | None = None
         self._iterators: list[Iterator[Any]] = []
 
@@ -242,7 +255,9 @@ class _Positions:
     def of(self, given: object) -> int:
         """Returns the position of an input. Raises InvalidOutcome for anything else."""
         if self._by_id is None:
-            self._by_id = {id(each): position for position, each in enumerate(self._inputs)}
+            self._by_id = {
+                id(each.tuple if type(each) is Input else each): position for position, each in enumerate(self._given)
+            }
         position = self._by_id.get(id(given))
         if position is None:
             raise InvalidOutcome("an anchor, a Fail or a Hold names something that the call was not given")
@@ -415,13 +430,12 @@ def input_of(key: bytes, payload: bytes, stream: Stream, origins: tuple[Origin, 
     return _new(Input, (new_tuple(value, name, stream.name, stream.step, origins), edges, key, payload))
 
 
-def texts_of(given: Sequence[Input]) -> Iterator[bytes | str | None]:
-    """Yields what an error message must not repeat of tuples: as they came, for a handler may have changed them."""
+def texts_of(given: Sequence[Input] | Sequence[Record]) -> Iterator[bytes | str | None]:
+    """Yields what an error message must not repeat of the inputs of a call: of tuples as they came, for a handler may
+    have changed them."""
     for each in given:
-        for part in unpack(each.key, each.payload):
-            yield from scalar_texts(part)
-
-
-def texts_of_record(record: Record) -> Iterator[bytes | str | None]:
-    """Yields what an error message must not repeat of a record."""
-    yield from scalar_texts([record.key, record.value, *(value for _, value in record.headers)])
+        if isinstance(each, Record):
+            yield from scalar_texts([each.key, each.value, *(value for _, value in each.headers)])
+        else:
+            for part in unpack(each.key, each.payload):
+                yield from scalar_texts(part)

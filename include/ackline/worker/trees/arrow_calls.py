@@ -50,6 +50,7 @@ class ArrowTreeCalls(TreeCalls):
     def __init__(self, topology: Topology, handlers: Sequence[Handler], *more: Any, buckets: int, **named: Any) -> None:
         super().__init__(topology, handlers, *more, **named)
         self._arrow_steps = frozenset(n for n, handler in enumerate(handlers) if tier_of(handler) is Tier.ARROW)
+        self._sent_to -= self._arrow_steps
         self._arrow = [step for step in topology.steps if step.number in self._arrow_steps]
         self._streams = topology.streams
         self._buckets = buckets
@@ -69,6 +70,11 @@ class ArrowTreeCalls(TreeCalls):
         self._parcels: list[tuple[int, TupleColumns]] = []
 
     @property
+    def full(self) -> bool:
+        """Whether what the calls have emitted is so much that the batch should end."""
+        return self.fill >= 1
+
+    @property
     def fill(self) -> float:
         """How much the calls have emitted, in parts of what a batch should hold: at 1 it should end."""
         return self._fill * self._weight
@@ -80,13 +86,13 @@ class ArrowTreeCalls(TreeCalls):
 
     # ---- the end of a batch -----------------------------------------------------------------------------------------
 
-    def _hand_over(
+    def _call_with(
         self, step: Step, number: int, stream: Stream, edges: EdgeNumbers, key: bytes, payload: bytes
     ) -> None:
         if self.takes_batches(step):
             self._waiting.add(step.number, number, edges, key, payload)
         else:
-            super()._hand_over(step, number, stream, edges, key, payload)
+            super()._call_with(step, number, stream, edges, key, payload)
 
     def _call_waiting(self) -> None:
         called, before = False, self._fill
@@ -239,7 +245,7 @@ class ArrowTreeCalls(TreeCalls):
         unknown = {
             stream: self._reader.unknown_stream(name, stream, texts, handler)
             for stream in sorted(streams)
-            if (name, stream) not in self._takers
+            if stream not in self._takers[name]
         }
         return _Answered(answer, unknown)
 
@@ -354,7 +360,7 @@ class ArrowTreeCalls(TreeCalls):
     ) -> None:
         """Hands rows that a call has emitted to each step and output that takes their stream, as `_deliver` does with
         one tuple."""
-        stream_number, stream, steps, outputs = self._takers[name, emitted.stream]
+        stream_number, stream, steps, outputs = self._takers[name][emitted.stream]
         if outputs:
             assert self._outputs is not None
             hidden = self._reader.hidden_fields(emitted.batch.schema.names[1:], handler)
@@ -371,7 +377,10 @@ class ArrowTreeCalls(TreeCalls):
                 continue
             packed = packed or [pack(key, value) for key, value in values_of(emitted.batch)]
             for of_row, (key, payload) in zip(edges.of_rows(), packed, strict=True):
-                self._hand_over(step, stream_number, stream, of_row, key, payload)
+                if step.number in self._sent_to:
+                    self._tuples.add(step.number, stream_number, of_row, key, payload)
+                else:
+                    self._call_with(step, stream_number, stream, of_row, key, payload)
 
     def _parents(self, inputs: EdgesOfRows, given: EdgesOfRows) -> EdgesOfRows:
         """Returns the edges that lead to each row from the roots of its inputs: the first edge of each root, in the

@@ -10,7 +10,7 @@ import logging
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import pairwise
 from time import perf_counter_ns, time_ns
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -34,6 +34,7 @@ from ackline.worker.trees.rows import (
     EdgeColumns,
     EdgeNumbers,
     Edges,
+    EdgesOfRows,
     Int64s,
     Resolved,
     root_id,
@@ -47,6 +48,8 @@ MAX_BYTES = 16 << 20
 """Bytes of an Arrow batch, about at most: the JVM takes a batch whole."""
 ROW_BYTES = 100
 """About how many bytes a tuple takes for each of its roots, at least once, beside its key and payload."""
+LEAST_BYTES = -(-MAX_BYTES // MAX_ROWS)
+"""What a tuple counts for at least, so that bytes alone say when a batch is full of rows, too."""
 
 
 class OpenedEdges(NamedTuple):
@@ -56,83 +59,77 @@ class OpenedEdges(NamedTuple):
     steps: Int64s
 
 
-@dataclass(slots=True)
 class SentTuples:
-    """Tuples that calls have emitted to steps with `group_by`, as columns."""
+    """Tuples that calls have emitted to steps with `group_by`. `size` is how many bytes they count for together."""
 
-    steps: list[int] = field(default_factory=list)
-    streams: list[int] = field(default_factory=list)
-    edges: list[EdgeNumbers] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    payloads: list[bytes] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    """About how many bytes each of them takes."""
-    size: int = 0
-    """About how many bytes they take together."""
+    __slots__ = ("_rows", "size")
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, int, EdgeNumbers, bytes, bytes, int]] = []
+        """Step, stream, edges, key and payload of each, and how many bytes it counts for."""
+        self.size = 0
 
     def add(self, step: int, stream: int, edges: EdgeNumbers, key: bytes, payload: bytes) -> None:
-        """Adds a tuple that is addressed to `step`."""
-        self.steps.append(step)
-        self.streams.append(stream)
-        self.edges.append(edges)
-        self.keys.append(key)
-        self.payloads.append(payload)
+        """Adds a tuple that is addressed to `step`. `stream` is the number of its stream, and `edges` lead to it."""
         size = len(payload) + len(key) + ROW_BYTES * (len(edges) or 1)
-        self.sizes.append(size)
+        if size < LEAST_BYTES:
+            size = LEAST_BYTES
+        self._rows.append((step, stream, edges, key, payload, size))
         self.size += size
 
     def __len__(self) -> int:
-        return len(self.steps)
+        return len(self._rows)
 
     def opened(self) -> "OpenedEdges":
         """Returns the edges that lead to the tuples."""
-        steps = np.repeat(_array(self.steps), _array(map(len, self.edges)))
-        return OpenedEdges(_array(chain.from_iterable(self.edges)), steps)
+        edges = EdgesOfRows.of([row[2] for row in self._rows])
+        return OpenedEdges(edges.numbers, np.repeat(_array(row[0] for row in self._rows), edges.counts))
+
+    def portions(self) -> Iterator[tuple[Sequence[EdgeNumbers], Sequence[bytes], Sequence[bytes]]]:
+        """Yields edges, keys and payloads of at most MAX_ROWS tuples."""
+        for start in range(0, len(self), MAX_ROWS):
+            _, _, edges, keys, payloads, _ = zip(*self._rows[start : start + MAX_ROWS], strict=True)
+            yield edges, keys, payloads
 
     def rows(self, resolved: Resolved) -> list[pa.RecordBatch]:
         """Returns the tuples as rows, with the ids of their edges."""
-        if not self.steps:
-            return []
-        columns = self._columns(resolved)
-        return [
-            rows_of({name: values[start:end] for name, values in columns.items()}, end - start)
-            for start, end in self._batches()
-        ]
+        return [_sent_rows(self._rows[start:end], resolved) for start, end in self._batches()]
 
     def _batches(self) -> Iterator[tuple[int, int]]:
-        """Yields the first tuple of each batch and the one after its last."""
+        """Returns the first tuple of each batch and the one after its last."""
         # By bytes, too: Arrow's column of payloads holds 2 GiB at most, and the JVM takes a batch whole.
-        sizes = np.array(self.sizes, np.int64)
+        sizes = _array(row[5] for row in self._rows)
         number = (np.cumsum(sizes) - sizes) // MAX_BYTES
         starts = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
-        for start, end in pairwise([*starts, len(self)]):
-            for first in range(start, end, MAX_ROWS):
-                yield first, min(end, first + MAX_ROWS)
+        return pairwise([*starts, len(self)])
 
-    def _columns(self, resolved: Resolved) -> dict[str, Any]:
-        roots = resolved.roots
-        tracked = np.fromiter(map(bool, self.edges), np.bool_)
-        first = np.array([edges[0] for edges in self.edges if edges], np.int64)
-        root_of = resolved.root_of[first]
 
-        def column(values: npt.NDArray[Any], otherwise: int) -> npt.NDArray[Any]:
-            of_rows = np.full(len(tracked), otherwise, values.dtype)
-            of_rows[tracked] = values
-            return of_rows
+def _sent_rows(sent: Sequence[tuple[int, int, EdgeNumbers, bytes, bytes, int]], resolved: Resolved) -> pa.RecordBatch:
+    """Returns tuples as rows, with the ids of their edges."""
+    steps, streams, edges_of, keys, payloads, _ = zip(*sent, strict=True)
+    roots = resolved.roots
+    tracked = np.fromiter(map(bool, edges_of), np.bool_)
+    first = np.array([edges[0] for edges in edges_of if edges], np.int64)
+    root_of = resolved.root_of[first]
 
-        columns: dict[str, Any] = {
-            "step": np.array(self.steps, np.int32),
-            "stream": np.array(self.streams, np.int32),
-            "tp": column(roots.tps[root_of].astype(np.int32), UNTRACKED),
-            "offset": column(roots.offsets[root_of], 0),
-            "attempt": column(roots.attempts[root_of].astype(np.int32), 0),
-            "edge": column(resolved.ids[first].view(np.int64), 0),  # the same 64 bits in a signed column
-            "key": self.keys,
-            "payload": self.payloads,
-        }
-        if max(map(len, self.edges)) > 1:
-            columns["edges"] = [pickle.dumps(resolved.edges(e)) if len(e) > 1 else None for e in self.edges]
-        return columns
+    def column(values: npt.NDArray[Any], otherwise: int) -> npt.NDArray[Any]:
+        of_rows = np.full(len(tracked), otherwise, values.dtype)
+        of_rows[tracked] = values
+        return of_rows
+
+    columns: dict[str, Any] = {
+        "step": np.array(steps, np.int32),
+        "stream": np.array(streams, np.int32),
+        "tp": column(roots.tps[root_of].astype(np.int32), UNTRACKED),
+        "offset": column(roots.offsets[root_of], 0),
+        "attempt": column(roots.attempts[root_of].astype(np.int32), 0),
+        "edge": column(resolved.ids[first].view(np.int64), 0),  # the same 64 bits in a signed column
+        "key": keys,
+        "payload": payloads,
+    }
+    if max(map(len, edges_of)) > 1:
+        columns["edges"] = [pickle.dumps(resolved.edges(e)) if len(e) > 1 else None for e in edges_of]
+    return rows_of(columns, len(sent))
 
 
 @dataclass(slots=True)

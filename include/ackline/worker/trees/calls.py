@@ -29,9 +29,8 @@ from ackline.worker.trees.answers import (
     Waiting,
     input_of,
     texts_of,
-    texts_of_record,
 )
-from ackline.worker.trees.batch import MAX_BYTES, MAX_ROWS, Batch, CallFigures, EdgeLog, Ended, OpenedEdges, SentTuples
+from ackline.worker.trees.batch import MAX_BYTES, Batch, CallFigures, EdgeLog, Ended, OpenedEdges, SentTuples
 from ackline.worker.trees.events import EventFormat
 from ackline.worker.trees.output_rows import OutputRow, OutputRows
 from ackline.worker.trees.rows import EdgeNumbers, Resolved, Root, root_id
@@ -39,7 +38,7 @@ from ackline.worker.trees.rows import EdgeNumbers, Resolved, Root, root_id
 Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
 """By topic and partition: the index of the topic-partition in the job, and what the ids of its trees start from."""
 
-_Taker = tuple[int, Stream, tuple[Step, ...], tuple[Output, ...]]
+_Taken = tuple[int, Stream, tuple[Step, ...], tuple[Output, ...]]
 """The number of a stream, the stream, and the steps and the outputs that take it."""
 _logger = logging.getLogger(__name__)
 MAX_CONSUMERS = 256
@@ -74,6 +73,8 @@ class TreeCalls:
         self._batches = count()
         self._reader = AnswerReader(topology)
         self._takers = _takers(topology)
+        self._sent_to = frozenset(step.number for step in topology.steps if step.grouped)
+        """The steps to which tuples go one by one, in another task."""
         self._format = EventFormat(len(topology.steps))
         self.figures = CallFigures(topology.names)
         self._dropped, self._first_dropped = 0, ""
@@ -90,13 +91,13 @@ class TreeCalls:
     @property
     def full(self) -> bool:
         """Whether what the calls have emitted is so much that the batch should end."""
-        return self.fill >= 1
+        return self._tuples.size >= MAX_BYTES or (self._outputs is not None and self._outputs.full)
 
     @property
     def fill(self) -> float:
         """How much the calls have emitted, in parts of what a batch should hold: at 1 it should end."""
         of_outputs = 0.0 if self._outputs is None else self._outputs.fill
-        return max(self._tuples.size / MAX_BYTES, len(self._tuples) / MAX_ROWS, of_outputs)
+        return max(self._tuples.size / MAX_BYTES, of_outputs)
 
     def end(self) -> Ended:
         """Stages or sends what was emitted to outputs, before the events leave the task: a row that does not fit fails
@@ -148,7 +149,7 @@ class TreeCalls:
     def answers_of_source(self, handler: Handler, record: Record) -> list[Answer]:
         """Calls the handler of a record. Returns what it answered; an InFlight as a Waiting with its deadline, which
         comes last. Raises what the handler raises, and InvalidOutcome: nothing of its answers is delivered then."""
-        answers = self._reader.read(handler(record), (record,), lambda: texts_of_record(record), handler=handler)
+        answers = self._reader.read(handler(record), (record,), handler=handler)
         if self._forks != forks():  # before a step is called: the copy would call it a second time
             end_forked_copy()
         if answers and isinstance(in_flight := answers[-1], InFlight):
@@ -169,7 +170,7 @@ class TreeCalls:
             edges = (self.batch.edges.add_input_edge(tp, record.offset, record.attempt, id_),)
             if waiting is not None:
                 self.batch.dues.append((edges[0], waiting.due))
-        self._deliver_all(SOURCE, SOURCE_STEP, answers, edges)
+        self._deliver(SOURCE, SOURCE_STEP, answers, edges)
         if edges:
             self.figures.source_calls.append((edges[0], begun, perf_counter_ns()))
             return None
@@ -185,7 +186,7 @@ class TreeCalls:
         if outcome is not None or self._edge_log is not None:
             self._note(step, given, outcome)
         if answers:
-            self._deliver_all(step.name, step.number, answers, given.edges)
+            self._deliver(step.name, step.number, answers, given.edges)
 
     def _call_near(self, step: Step, given: Input) -> None:
         """Calls the handler of a step without `group_by`. The edges of its tuple were never open for another task."""
@@ -196,18 +197,15 @@ class TreeCalls:
             self.batch.near_steps += [step.number] * len(given.edges)
         if outcome is not None or self._edge_log is not None:
             self._note(step, given, outcome)
-        self._deliver_all(step.name, step.number, answers, given.edges)
+        self._deliver(step.name, step.number, answers, given.edges)
 
     def call_join(self, step: Step, given: Sequence[Input]) -> None:
         """Calls a join with all tuples of a key. Closes the edges of those that it does not hold."""
         failure, answers = self.answers_of_step(step, tuple([each.tuple for each in given]), given)
         self._close_join(step, given, failure, [answer for answer in answers if isinstance(answer, NotAcked)])
         emitted = [answer for answer in answers if isinstance(answer, Emitted)]
-        self.figures.of_step(step.number).emitted += len(emitted)
-        whole = self._merged(given) if emitted else ()
-        for place, item in enumerate(emitted):
-            edges = whole if item.anchors is None else self._merged([given[position] for position in item.anchors])
-            self._deliver(step.name, step.number, item, edges, edges or whole, place)
+        if emitted:
+            self._deliver(step.name, step.number, emitted, self._merged(given), given)
 
     def _close_join(
         self, step: Step, given: Sequence[Input], failure: RowOutcome | None, not_acked: Sequence[NotAcked]
@@ -238,9 +236,8 @@ class TreeCalls:
         counts."""
         begun = perf_counter_ns()
         try:
-            inputs = argument if step.join else (argument,)
             called = self._handlers[step.number]
-            answers = self._reader.read(called(argument), inputs, lambda: texts_of(given), step, called)
+            answers = self._reader.read(called(argument), given, step, called)
             if self._forks != forks():
                 end_forked_copy()
             return None, answers
@@ -269,45 +266,45 @@ class TreeCalls:
             log = self._edge_log.closed
             self._logged.append(lambda resolved: log(stream, step.name, resolved.edges(edges), outcome, held))
 
-    def _deliver_all(self, name: str, number: int, answers: Sequence[Answer], edges: EdgeNumbers) -> None:
-        """Delivers what a call with one input has emitted."""
-        self.figures.emitted[number] += len(answers)
-        for position, item in enumerate(answers):
-            assert isinstance(item, Emitted)
-            self._deliver(name, number, item, edges if item.anchors != () else (), edges, position)
-
     def _deliver(
-        self, name: str, number: int, item: Emitted, parents: EdgeNumbers, blamed: EdgeNumbers, position: int
+        self, name: str, number: int, emitted: Sequence[Answer], edges: EdgeNumbers, given: Sequence[Input] = ()
     ) -> None:
-        """Hands a tuple that a step has emitted to each step and output that takes its stream.
+        """Hands each tuple that a call has emitted to each step and output that takes its stream. `edges` are those
+        that led to the call, and `given` are the inputs of a join.
 
-        `parents` are the edges of its anchors. If the tuple can't be delivered, the records of the edges `blamed` fail:
-        these are `parents`, or all edges that led to the call if `parents` is empty.
+        A tuple that can't be delivered fails the records of its anchors, or if it has none, all records of the call.
         """
-        stream_name, _, key, payload, row, problem = item
-        if problem:
-            outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.UNKNOWN_STREAM, problem, self._now())
-            self._note_problem(blamed, number, outcome)
-            return
-        stream_number, stream, steps, outputs = self._takers[name, stream_name]
-        if row is not None:
-            assert self._outputs is not None
-            for output in outputs:
-                self._outputs.add(output, OutputRow(number, row, parents, blamed))
-        for place, step in enumerate(steps):
-            edges = self.batch.edges.add_emitted_edges(parents, position * MAX_CONSUMERS + place)
-            if (edge_log := self._edge_log) is not None:
-                self._logged.append(partial(log_emitted, edge_log, stream, step, edges))
-            self._hand_over(step, stream_number, stream, edges, key, payload)
+        takers, sent_to, edge_log = self._takers[name], self._sent_to, self._edge_log
+        add_edges, send = self.batch.edges.add_emitted_edges, self._tuples.add
+        self.figures.emitted[number] += len(emitted)
+        for position, item in enumerate(emitted):
+            assert isinstance(item, Emitted)
+            stream_name, anchors, key, payload, row, problem = item
+            parents = edges
+            if anchors is not None:  # of a call with one input an anchor is that input
+                parents = self._merged([given[place] for place in anchors]) if given else edges if anchors else ()
+            if problem:
+                outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.UNKNOWN_STREAM, problem, self._now())
+                self._note_problem(parents or edges, number, outcome)
+                continue
+            stream_number, stream, steps, outputs = takers[stream_name]
+            if row is not None:
+                assert self._outputs is not None
+                for output in outputs:
+                    self._outputs.add(output, OutputRow(number, row, parents, parents or edges))
+            for place, step in enumerate(steps):
+                to_step = add_edges(parents, position * MAX_CONSUMERS + place)
+                if edge_log is not None:
+                    self._logged.append(partial(log_emitted, edge_log, stream, step, to_step))
+                if step.number in sent_to:
+                    send(step.number, stream_number, to_step, key, payload)
+                else:
+                    self._call_with(step, stream_number, stream, to_step, key, payload)
 
-    def _hand_over(
+    def _call_with(
         self, step: Step, number: int, stream: Stream, edges: EdgeNumbers, key: bytes, payload: bytes
     ) -> None:
-        """Sends a tuple to the task of a step with `group_by`, or calls the step here. `number` is that of the stream,
-        and `edges` lead to the tuple."""
-        if step.grouped:
-            self._tuples.add(step.number, number, edges, key, payload)
-            return
+        """Calls a step of this task with a tuple. `number` is that of the stream, and `edges` lead to the tuple."""
         roots = sorted(map(self.batch.edges.root, edges))
         origins = tuple([Origin(*self._topic_partitions[root.tp], root.offset) for root in roots])
         self._call_near(step, input_of(key, payload, stream, origins, edges))
@@ -343,14 +340,13 @@ def log_emitted(log: EdgeLog, stream: Stream, step: Step, edges: EdgeNumbers, re
     log.emitted(stream, step.name, resolved.edges(edges))
 
 
-def _takers(topology: Topology) -> dict[tuple[str, str], _Taker]:
-    """Returns the number and the takers of each stream, by the names of its step and of the stream."""
-    return {
-        (stream.step, stream.name): (
-            number, stream, topology.consumers.get(stream, ()), topology.outputs.get(stream, ())
-        )
-        for number, stream in enumerate(topology.streams)
-    }  # fmt: skip
+def _takers(topology: Topology) -> dict[str, dict[str, _Taken]]:
+    """Returns the takers of each stream, by the name of its step and then by its own."""
+    takers: dict[str, dict[str, _Taken]] = {name: {} for name in (SOURCE, *topology.names)}
+    for number, stream in enumerate(topology.streams):
+        steps, outputs = topology.consumers.get(stream, ()), topology.outputs.get(stream, ())
+        takers[stream.step][stream.name] = number, stream, steps, outputs
+    return takers
 
 
 def next_portion(handled: int, fill: float, before: int, most: int) -> int:

@@ -146,7 +146,7 @@ class OutputRows:
     @property
     def full(self) -> bool:
         """Whether the rows that wait are so large that they should be flushed."""
-        return self.fill >= 1
+        return self._size >= _MAX_WAITING_BYTES
 
     @property
     def fill(self) -> float:

@@ -44,19 +44,18 @@ class WaitingTuples:
     def __init__(self) -> None:
         self._rows: dict[tuple[int, int], SentTuples] = {}
         self._columns: dict[int, list[TupleColumns]] = {}
-        self._count = self._size = 0
+        self._size = 0
 
     @property
     def fill(self) -> float:
         """How many tuples there are, in parts of what a batch should hold."""
-        return max(self._size / MAX_BYTES, self._count / MAX_ROWS)
+        return self._size / MAX_BYTES
 
     def add(self, step: int, stream: int, edges: EdgeNumbers, key: bytes, payload: bytes) -> None:
         """Adds a tuple for a step, packed."""
         rows = self._rows.setdefault((step, stream), SentTuples())
         before = rows.size
         rows.add(step, stream, edges, key, payload)
-        self._count += 1
         self._size += rows.size - before
 
     def add_columns(self, step: int, tuples: TupleColumns) -> None:
@@ -69,10 +68,8 @@ class WaitingTuples:
         columns = self._columns.pop(step, [])
         for of, stream in [place for place in self._rows if place[0] == step]:
             rows = self._rows.pop((of, stream))
-            for start in range(0, len(rows), MAX_ROWS):
-                part = slice(start, start + MAX_ROWS)
-                edges = rows.edges[part]
-                pairs = [unpack(*packed) for packed in zip(rows.keys[part], rows.payloads[part], strict=True)]
+            for edges, keys, payloads in rows.portions():
+                pairs = [unpack(*packed) for packed in zip(keys, payloads, strict=True)]
                 converted = columns_of([key for key, _ in pairs], [value for _, value in pairs])
                 for numbers, batch in converted.batches:
                     of_batch = EdgesOfRows.of([edges[number] for number in numbers])

@@ -383,9 +383,9 @@ class StepRun:
         of_tps, offsets, attempts, ids, *_ = columns
         if batch.column("edges").null_count == len(batch) and UNTRACKED not in of_tps:  # usual
             first = edges.add_input_edges(of_tps, offsets, attempts, ids)
-            for number, (tp, offset, _, _, _, stream, key, payload) in enumerate(zip(*columns, strict=True), first):
-                origin = _new(Origin, (*tps[tp], offset))
-                yield input_of(key, payload, streams[stream], (origin,), (number,))
+            given = zip(of_tps, offsets, *columns[-3:], strict=True)
+            for number, (tp, offset, stream, key, payload) in enumerate(given, first):
+                yield input_of(key, payload, streams[stream], (_new(Origin, (*tps[tp], offset)),), (number,))
             return
         yield from self._inputs_of_several(columns)
 
