@@ -17,8 +17,9 @@ from ackline.worker.call import use_in_flight_settings
 from ackline.worker.files import OutcomeTarget
 from ackline.worker.outcomes import InvalidOutcome, Outcomes, RowOutcome
 from ackline.worker.settings import ReplaySettings, TaskSettings
-from ackline.worker.trees.answers import Answer, Emitted, Waiting, pack
+from ackline.worker.trees.answers import Answer, Emitted, Waiting
 from ackline.worker.trees.isolated import IsolatedTreeCalls, Returned
+from ackline.worker.trees.payload import pack
 from tests.worker.batches import records_of
 from tests.worker.trees.stages import JOIN, LOCAL, NOW, ONE, SEEDS, TP, Lab, each_item, nothing, pass_on, ran, shown
 

@@ -18,9 +18,10 @@ from ackline.pipeline.functions import load_steps
 from ackline.pipeline.topology import SOURCE_STEP, Stream, Topology
 from ackline.worker.files import OutcomeTarget
 from ackline.worker.settings import ReplaySettings, TaskSettings
-from ackline.worker.trees.answers import Input, input_of, pack
+from ackline.worker.trees.answers import Input, input_of
 from ackline.worker.trees.calls import TreeCalls
 from ackline.worker.trees.isolated import CALLS_A_REQUEST, IsolatedTreeCalls
+from ackline.worker.trees.payload import pack
 from ackline.worker.trees.stages import StepRun
 from tests.worker.isolation.lab import pids
 from tests.worker.trees import deadly_handlers

@@ -15,9 +15,10 @@ from ackline.pipeline.outputs import Output, OutputBlock
 from ackline.pipeline.topology import topology
 from ackline.worker.settings import OutputTargets
 from ackline.worker.trees import output_rows
-from ackline.worker.trees.answers import EmittedRow, copied
+from ackline.worker.trees.answers import EmittedRow
 from ackline.worker.trees.calls import TreeCalls
 from ackline.worker.trees.output_rows import BadRow, OutputRow, OutputRows
+from ackline.worker.trees.payload import copied
 from ackline.worker.trees.rows import EdgeColumns
 from tests.worker.trees.stages import NOW, SEEDS, TP
 

@@ -12,7 +12,7 @@ import pytest
 
 from ackline.pipeline.streams import scalar_texts
 from ackline.worker.outcomes import InvalidOutcome
-from ackline.worker.trees.answers import copied, key_bytes, pack, unpack
+from ackline.worker.trees.payload import copied, key_bytes, pack, unpack
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 VALUES = [

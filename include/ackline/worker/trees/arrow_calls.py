@@ -24,7 +24,7 @@ from ackline.pipeline.topology import SOURCE_STEP, Step, Stream, Topology
 from ackline.scrub import words_of_handler
 from ackline.worker.call import end_forked_copy, forks
 from ackline.worker.outcomes import RowOutcome, TaskFailure, error_class_of, outcome_of_word, scrubbed_message
-from ackline.worker.trees.answers import Texts, pack
+from ackline.worker.trees.answers import Texts
 from ackline.worker.trees.arrow_answers import HELD, BatchAnswer, BatchAnswerReader, EmittedRows, Verdict
 from ackline.worker.trees.batch import MAX_BYTES, ROW_BYTES, OpenedEdges
 from ackline.worker.trees.calls import MAX_CONSUMERS, Seeds, TreeCalls, log_emitted
@@ -32,6 +32,7 @@ from ackline.worker.trees.columns import KEY, TUPLE, TupleColumns, values_of
 from ackline.worker.trees.edge_arrays import EdgeArrays
 from ackline.worker.trees.output_rows import OutputColumns
 from ackline.worker.trees.parcels import ArrivedTuples, Refused, Unfit, WaitingTuples, parcel_rows, starts_of
+from ackline.worker.trees.payload import pack
 from ackline.worker.trees.rows import EdgeNumbers, EdgesOfRows, Int64s, Resolved, root_ids
 
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from ackline.ledger.outcomes import UNIX_EPOCH
 from ackline.pipeline.output_columns import SCALAR, as_row
-from ackline.worker.trees.answers import key_bytes
+from ackline.worker.trees.payload import key_bytes
 from ackline.worker.trees.rows import EdgesOfRows, Int64s
 
 KEY = "key"
@@ -339,7 +339,7 @@ _MARK_OF_TEXT, _MARK_OF_NONE = pa.scalar(b"s", pa.binary()), pa.scalar(b"n", pa.
 
 
 def bytes_of_keys(keys: pa.Array) -> pa.Array:
-    """Returns what `ackline.worker.trees.answers.key_bytes` makes of each key, as a binary column.
+    """Returns what `ackline.worker.trees.payload.key_bytes` makes of each key, as a binary column.
 
     Raises InvalidOutcome for a key that no tuple may have.
     """

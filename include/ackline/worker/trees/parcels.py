@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackline.ledger.offsets import Bools
-from ackline.worker.trees.answers import unpack
 from ackline.worker.trees.batch import MAX_BYTES, MAX_ROWS, ROW_BYTES, SentTuples
 from ackline.worker.trees.calls import next_portion
 from ackline.worker.trees.columns import (
@@ -28,6 +27,7 @@ from ackline.worker.trees.columns import (
     without_types_of_nulls,
 )
 from ackline.worker.trees.edge_arrays import EdgeArrays
+from ackline.worker.trees.payload import unpack
 from ackline.worker.trees.rows import UNTRACKED, EdgeNumbers, EdgesOfRows, Int64s, Resolved, rows_of
 
 
