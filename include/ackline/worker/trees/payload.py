@@ -1,7 +1,7 @@
 """Packs the key and value of a tuple as bytes, as they travel between two Spark tasks.
 
-The bytes of two keys are equal if the keys are, and only then: by them Spark brings the tuples of a key together. A value
-is what JSON holds, bytes, datetime and Decimal, at any depth.
+The bytes of two keys are equal if the keys are, and only then: by them Spark brings the tuples of a key together. A
+value is what JSON holds, bytes, datetime and Decimal, at any depth.
 """
 
 import pickle
