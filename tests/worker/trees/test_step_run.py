@@ -16,6 +16,7 @@ from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.topology import Topology
 from ackline.worker.files import OutcomeTarget
 from ackline.worker.settings import ReplaySettings, TaskSettings
+from ackline.worker.trees.answers import Input, input_of
 from ackline.worker.trees.arrow_calls import ArrowTreeCalls
 from ackline.worker.trees.batch import Outbox
 from ackline.worker.trees.calls import TreeCalls
@@ -40,6 +41,11 @@ def grow(given: Tuple) -> Emit:
 
 def end(_: Tuple) -> None:
     """Acks."""
+
+
+def keep(given: Tuple) -> None:
+    """Keeps the tuple."""
+    handled.append(given)
 
 
 def join(given: Sequence[Tuple]) -> None:
@@ -68,6 +74,7 @@ LARGE = steps_of(
     {"name": "end", "handler": f"{__name__}:end", "input": "large", "group_by": "key"},
 )
 END = {"name": "end", "handler": f"{__name__}:end", "group_by": "key"}
+KEEP = steps_of({**END, "handler": f"{__name__}:keep", "input": "source"})
 STEPS = steps_of(
     {"name": "grow", "handler": f"{__name__}:grow", "input": "source", "group_by": "key"},
     {"name": "end", "handler": f"{__name__}:end", "input": "grow", "group_by": "key"},
@@ -98,6 +105,23 @@ def test_a_step_keeps_a_few_mib_of_what_its_handler_emits_however_large_it_is() 
     assert len(handled) == TUPLES
     assert max(calls_before_a_batch) <= 20
     assert max(sizes) <= 20 * MIB
+
+
+@pytest.mark.parametrize(("size", "ahead"), [(1, 64), (100_000, 3)])
+def test_a_step_has_few_tuples_unpacked_and_few_bytes(monkeypatch: pytest.MonkeyPatch, size: int, ahead: int) -> None:
+    """An unpacked value may take twenty times its bytes, and a batch of Spark holds 32 MiB."""
+    handled.clear()
+    waiting: list[int] = []
+
+    def unpacked(*arguments: Any) -> Input:
+        waiting.append(len(waiting) + 1 - len(handled))
+        return input_of(*arguments)
+
+    monkeypatch.setattr("ackline.worker.trees.stages.input_of", unpacked)
+    rows = sent_rows(KEEP, [keep], 1, lambda _: [Emit(bytes(size), key=number) for number in range(300)])
+    assert list(handle_step(task_settings(KEEP), KEEP.steps[0])(iter([rows])))
+    assert len(handled) == 300
+    assert max(waiting) == ahead
 
 
 def test_a_step_passes_events_on_as_they_are() -> None:

@@ -152,7 +152,7 @@ class AnswerReader:
             hidden = value.keys() - source.texts
         return _new(EmittedRow, (emit.key if emit.key is None else copied(emit.key)[0], value, size, hidden))
 
-    def _source_of(self, handler: object) -> "_Source":
+    def _source_of(self, handler: object) -> _Source:
         """Returns what stands in the source of a handler, which is read once."""
         if id(handler) not in self._sources:
             self._sources[id(handler)] = _Source(handler, texts_of_handler(handler), words_of_handler(handler))

@@ -48,8 +48,8 @@ MAX_BYTES = 16 << 20
 """Bytes of an Arrow batch, about at most: the JVM takes a batch whole."""
 ROW_BYTES = 100
 """About how many bytes a tuple takes for each of its roots, at least once, beside its key and payload."""
-LEAST_BYTES = -(-MAX_BYTES // MAX_ROWS)
-"""What a tuple counts for at least, so that bytes alone say when a batch is full of rows, too."""
+_LEAST_BYTES = -(-MAX_BYTES // MAX_ROWS)
+"""What a tuple counts for at least, so that a batch of MAX_BYTES has no more than MAX_ROWS rows."""
 
 
 class OpenedEdges(NamedTuple):
@@ -72,8 +72,8 @@ class SentTuples:
     def add(self, step: int, stream: int, edges: EdgeNumbers, key: bytes, payload: bytes) -> None:
         """Adds a tuple that is addressed to `step`. `stream` is the number of its stream, and `edges` lead to it."""
         size = len(payload) + len(key) + ROW_BYTES * (len(edges) or 1)
-        if size < LEAST_BYTES:
-            size = LEAST_BYTES
+        if size < _LEAST_BYTES:
+            size = _LEAST_BYTES
         self._rows.append((step, stream, edges, key, payload, size))
         self.size += size
 
@@ -96,8 +96,9 @@ class SentTuples:
         return [_sent_rows(self._rows[start:end], resolved) for start, end in self._batches()]
 
     def _batches(self) -> Iterator[tuple[int, int]]:
-        """Returns the first tuple of each batch and the one after its last."""
-        # By bytes, too: Arrow's column of payloads holds 2 GiB at most, and the JVM takes a batch whole.
+        """Returns for each batch its first tuple and the one after its last."""
+        # Arrow's column of payloads holds 2 GiB at most, and the JVM takes a batch whole. Of rows, too, a batch has
+        # no more than it may, because each counts for _LEAST_BYTES.
         sizes = _array(row[5] for row in self._rows)
         number = (np.cumsum(sizes) - sizes) // MAX_BYTES
         starts = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
@@ -240,7 +241,7 @@ class CallFigures:
         """Adds up what the batch has counted and measured."""
         self._measure_trees(events, resolved)
         for number, (calls, spans) in enumerate(zip(self.calls, self.spans, strict=True)):
-            if calls or spans:
+            if calls or spans or self.emitted[number]:
                 counts = self.of_step(number)
                 counts.emitted += self.emitted[number]
                 counts.executed += calls

@@ -74,7 +74,7 @@ class TreeCalls:
         self._reader = AnswerReader(topology)
         self._takers = _takers(topology)
         self._sent_to = frozenset(step.number for step in topology.steps if step.grouped)
-        """The steps to which tuples go one by one, in another task."""
+        """The steps with `group_by`, without Arrow steps: their tuples go to another task one by one."""
         self._format = EventFormat(len(topology.steps))
         self.figures = CallFigures(topology.names)
         self._dropped, self._first_dropped = 0, ""
@@ -281,8 +281,10 @@ class TreeCalls:
             assert isinstance(item, Emitted)
             stream_name, anchors, key, payload, row, problem = item
             parents = edges
-            if anchors is not None:  # of a call with one input an anchor is that input
-                parents = self._merged([given[place] for place in anchors]) if given else edges if anchors else ()
+            if anchors is not None and given:
+                parents = self._merged([given[place] for place in anchors])
+            elif anchors == ():  # any other anchor of a call with one input is that input
+                parents = ()
             if problem:
                 outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.UNKNOWN_STREAM, problem, self._now())
                 self._note_problem(parents or edges, number, outcome)

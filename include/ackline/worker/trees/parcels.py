@@ -48,7 +48,7 @@ class WaitingTuples:
 
     @property
     def fill(self) -> float:
-        """How many tuples there are, in parts of what a batch should hold."""
+        """How much waits, in parts of what a batch should hold."""
         return self._size / MAX_BYTES
 
     def add(self, step: int, stream: int, edges: EdgeNumbers, key: bytes, payload: bytes) -> None:

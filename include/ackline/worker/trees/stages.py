@@ -225,9 +225,10 @@ class SourceRun(TaskRun):
         yield self._outbox.manifest(self._manifest())
 
 
-_UNPACKED_AHEAD = 64
-"""Tuples that are unpacked before the first of them is called. To unpack each one right before its call takes 8 %
-more time for the call, as measured."""
+_MOST_AHEAD, _MOST_BYTES_AHEAD = 64, 256 << 10
+"""Tuples, and bytes of their payloads, that are unpacked before the handler is called for the first of them. To unpack
+each one right before its call takes 8 % more time for the call, as measured; an unpacked value may take twenty times
+its bytes of memory."""
 _COLUMNS = ("tp", "offset", "attempt", "edge", "edges", "stream", "key", "payload")
 
 Batches = Iterator[pa.RecordBatch]
@@ -355,8 +356,8 @@ class StepRun:
         if isinstance(self._trees, IsolatedTreeCalls):
             return self._call_ahead(self._trees, inputs)
         done = 0
-        while chunk := list(islice(inputs, _UNPACKED_AHEAD)):
-            for given in chunk:
+        for unpacked in _ahead(inputs):
+            for given in unpacked:
                 self._trees.call_step(self._step, given)
                 done += 1
                 if self._trees.full:
@@ -411,6 +412,18 @@ class StepRun:
                 topic, partition = topic_partitions[tp]
                 origins = (Origin(topic, partition, offset),)
             yield input_of(key, payload, self._streams[stream], origins, numbers)
+
+
+def _ahead(inputs: Iterator[Input]) -> Iterator[list[Input]]:
+    """Yields tuples that are unpacked together."""
+    unpacked, size = list[Input](), 0
+    for given in inputs:
+        unpacked.append(given)
+        size += len(given.payload)
+        if len(unpacked) == _MOST_AHEAD or size >= _MOST_BYTES_AHEAD:
+            yield unpacked
+            unpacked, size = [], 0
+    yield unpacked
 
 
 def _count(batch: pa.RecordBatch, key: pa.Scalar) -> int:
