@@ -88,7 +88,6 @@ class AnswerReader:
     """Reads the answers of the handlers of a topology."""
 
     def __init__(self, topology: Topology) -> None:
-        self._topology = topology
         self._taken: dict[str, dict[str, tuple[bool, bool]]] = {name: {} for name in (SOURCE, *topology.names)}
         """Whether steps and whether outputs take a stream, by the name of its step and then by its own."""
         for stream in {*topology.consumers, *topology.outputs}:

@@ -51,7 +51,6 @@ class ArrowTreeCalls(TreeCalls):
     def __init__(self, topology: Topology, handlers: Sequence[Handler], *more: Any, buckets: int, **named: Any) -> None:
         super().__init__(topology, handlers, *more, **named)
         self._arrow_steps = frozenset(n for n, handler in enumerate(handlers) if tier_of(handler) is Tier.ARROW)
-        self._sent_to -= self._arrow_steps
         self._arrow = [step for step in topology.steps if step.number in self._arrow_steps]
         self._streams = topology.streams
         self._buckets = buckets
@@ -87,13 +86,13 @@ class ArrowTreeCalls(TreeCalls):
 
     # ---- the end of a batch -----------------------------------------------------------------------------------------
 
-    def _call_with(
+    def _hand_over(
         self, step: Step, number: int, stream: Stream, edges: EdgeNumbers, key: bytes, payload: bytes
     ) -> None:
         if self.takes_batches(step):
             self._waiting.add(step.number, number, edges, key, payload)
         else:
-            super()._call_with(step, number, stream, edges, key, payload)
+            super()._hand_over(step, number, stream, edges, key, payload)
 
     def _call_waiting(self) -> None:
         called, before = False, self._fill
@@ -359,8 +358,8 @@ class ArrowTreeCalls(TreeCalls):
         parents: EdgesOfRows,
         blamed: EdgesOfRows,
     ) -> None:
-        """Hands rows that a call has emitted to each step and output that takes their stream, as `_deliver` does with
-        one tuple."""
+        """Hands rows that a call has emitted to each step and output that takes their stream, as `_deliver` does
+        with each tuple."""
         stream_number, stream, steps, outputs = self._takers[name][emitted.stream]
         if outputs:
             assert self._outputs is not None
@@ -378,10 +377,7 @@ class ArrowTreeCalls(TreeCalls):
                 continue
             packed = packed or [pack(key, value) for key, value in values_of(emitted.batch)]
             for of_row, (key, payload) in zip(edges.of_rows(), packed, strict=True):
-                if step.number in self._sent_to:
-                    self._tuples.add(step.number, stream_number, of_row, key, payload)
-                else:
-                    self._call_with(step, stream_number, stream, of_row, key, payload)
+                self._hand_over(step, stream_number, stream, of_row, key, payload)
 
     def _parents(self, inputs: EdgesOfRows, given: EdgesOfRows) -> EdgesOfRows:
         """Returns the edges that lead to each row from the roots of its inputs: the first edge of each root, in the

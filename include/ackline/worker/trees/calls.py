@@ -73,8 +73,6 @@ class TreeCalls:
         self._batches = count()
         self._reader = AnswerReader(topology)
         self._takers = _takers(topology)
-        self._sent_to = frozenset(step.number for step in topology.steps if step.grouped)
-        """The steps with `group_by`, without Arrow steps: their tuples go to another task one by one."""
         self._format = EventFormat(len(topology.steps))
         self.figures = CallFigures(topology.names)
         self._dropped, self._first_dropped = 0, ""
@@ -274,8 +272,7 @@ class TreeCalls:
 
         A tuple that can't be delivered fails the records of its anchors, or if it has none, all records of the call.
         """
-        takers, sent_to, edge_log = self._takers[name], self._sent_to, self._edge_log
-        add_edges, send = self.batch.edges.add_emitted_edges, self._tuples.add
+        takers, add_edges, edge_log = self._takers[name], self.batch.edges.add_emitted_edges, self._edge_log
         self.figures.emitted[number] += len(emitted)
         for position, item in enumerate(emitted):
             assert isinstance(item, Emitted)
@@ -298,15 +295,16 @@ class TreeCalls:
                 to_step = add_edges(parents, position * MAX_CONSUMERS + place)
                 if edge_log is not None:
                     self._logged.append(partial(log_emitted, edge_log, stream, step, to_step))
-                if step.number in sent_to:
-                    send(step.number, stream_number, to_step, key, payload)
-                else:
-                    self._call_with(step, stream_number, stream, to_step, key, payload)
+                self._hand_over(step, stream_number, stream, to_step, key, payload)
 
-    def _call_with(
+    def _hand_over(
         self, step: Step, number: int, stream: Stream, edges: EdgeNumbers, key: bytes, payload: bytes
     ) -> None:
-        """Calls a step of this task with a tuple. `number` is that of the stream, and `edges` lead to the tuple."""
+        """Sends a tuple to the task of a step with `group_by`, or calls the step here. `number` is that of the stream,
+        and `edges` lead to the tuple."""
+        if step.grouped:
+            self._tuples.add(step.number, number, edges, key, payload)
+            return
         roots = sorted(map(self.batch.edges.root, edges))
         origins = tuple([Origin(*self._topic_partitions[root.tp], root.offset) for root in roots])
         self._call_near(step, input_of(key, payload, stream, origins, edges))
