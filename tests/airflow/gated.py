@@ -3,7 +3,7 @@
 import os
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,8 @@ from tests.airflow.project import Project, drivers, produce
 
 SECONDS = 400.0
 """The limit of a wait, which ends as soon as it can. On a loaded machine a task may be queued for minutes."""
-GATES = ("plan opened", "planned", "handling", "settle opened", "acked")
-"""Where a process waits: the task plan before and after it has stored the plan, a handler, and the task settle before
-it has stored anything and between its settlement and its commit."""
+GATES = {"planned": "plan", "handling": "replay", "acked": "settle"}
+"""Where a process waits, and its task: after the plan is stored, in a handler, and between settlement and commit."""
 CODE = '''
 import os, pathlib, time
 from ackline.lane.listeners import ListenerThread
@@ -43,9 +42,6 @@ def handle(record):
     wait_at(record.topic, "handling")
 
 class Gates(Listener):
-    def on_open(self, pipeline, run_id):
-        wait_at(pipeline, f"{os.environ.get('AIRFLOW_CTX_TASK_ID')} opened")
-
     def on_planned(self, plan):
         for tp in plan.partitions:
             wait_at(tp.topic, "planned")
@@ -55,11 +51,6 @@ class Gates(Listener):
             wait_at(tp.topic, "acked")
 '''
 """The project's own code. Files are named after the pipeline or its topic, which have the same name."""
-
-
-def task_of(gate: str) -> str:
-    """Returns the task that waits at a gate."""
-    return {"planned": "plan", "handling": "replay", "acked": "settle"}.get(gate, gate.removesuffix(" opened"))
 
 
 class Gated:
@@ -177,7 +168,7 @@ def gated_pipeline(project: Project, airflow: LocalAirflow, broker: Broker) -> G
     return made
 
 
-def runs_at(gates: Sequence[str], project: Project, airflow: LocalAirflow, broker: Broker) -> list[Waiting]:
+def runs_at(gates: Iterable[str], project: Project, airflow: LocalAirflow, broker: Broker) -> list[Waiting]:
     """Returns a run of a pipeline of its own for each gate, waiting there: what happens next happens to all at once."""
     lanes = [(gated_pipeline(project, airflow, broker), gate) for gate in gates]
     runs = [lane.start_to(gate) for lane, gate in lanes]

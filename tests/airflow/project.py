@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import yaml
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from ackline.errors import FatalError
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.tables.queries import AuditFilter, audit_rows
 from tests.support import journal
@@ -110,20 +113,48 @@ def parsed(*names: str) -> dict[str, Any]:
     return result
 
 
+class ServedAirflow(LocalAirflow):
+    """An Airflow with its servers for a project, with this repository's plugins/ and a copy of its dags/.
+
+    To parse these files takes a second of a core, which the tests beside this one lack, so Airflow does it once in two
+    minutes, and when a test has written a pipeline file: it parses a file at once whose time has changed.
+    """
+
+    def __init__(self, home: Path, project: Project, env: Mapping[str, str] | None, triggerer: bool) -> None:
+        self._dags = shutil.copytree(ROOT / "dags", home / "dags", ignore=shutil.ignore_patterns("__pycache__"))
+        pace = {
+            "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",
+        }
+        environment = {**project.environment, **pace, **(env or {})}
+        super().__init__(
+            home, dags_folder=self._dags, plugins_folder=ROOT / "plugins", env=environment, triggerer=triggerer
+        )
+
+    def parse(self, name: str) -> None:
+        """Makes Airflow parse a DAG file again, within seconds."""
+        os.utime(self._dags / f"{name}.py")
+
+    def wait_for_dag(self, dag_id: str, seconds: float = 180) -> None:
+        """Makes Airflow parse the file of the DAG until the DAG is there: a file that was written while its DAG file
+        was parsed may have been missed."""
+        file = dag_id.partition("__")[0]
+        end = time.monotonic() + seconds
+        while True:
+            self.parse(file)
+            try:
+                return super().wait_for_dag(dag_id, 15)
+            except FatalError:
+                if time.monotonic() > end:
+                    raise
+
+
 def served_airflow(
     home: Path, project: Project, env: Mapping[str, str] | None = None, triggerer: bool = False
-) -> LocalAirflow:
-    """Returns an Airflow with its servers for the project, with this repository's dags/ and plugins/; `env` adds to its
-    environment. Only with `triggerer` a deferred task goes on."""
-    pace = {
-        "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
-        # Parsing every 5 s takes a seventh of a core, which the tests beside this one lack.
-        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "10",
-    }
-    environment = {**project.environment, **pace, **(env or {})}
-    return LocalAirflow(
-        home, dags_folder=ROOT / "dags", plugins_folder=ROOT / "plugins", env=environment, triggerer=triggerer
-    )
+) -> ServedAirflow:
+    """Returns an Airflow for the project; `env` adds to its environment. Only with `triggerer` a deferred task goes
+    on."""
+    return ServedAirflow(home, project, env, triggerer)
 
 
 def produce(bootstrap: str, topic: str, *orders: Mapping[str, object]) -> None:

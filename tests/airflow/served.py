@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from ackline.spark.jars import cache_folder
 from tests.airflow import otlp_receiver
-from tests.airflow.project import ROOT, AirflowCommand, Project, served_airflow
+from tests.airflow.project import ROOT, AirflowCommand, Project, ServedAirflow, served_airflow
 from tests.airflow.statsd_receiver import Received, receiver
 
 
@@ -61,7 +60,7 @@ def traces() -> Iterator[otlp_receiver.Received]:
 @pytest.fixture(scope="session")
 def served(
     served_project: Project, statsd: Received, traces: otlp_receiver.Received, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LocalAirflow]:
+) -> Iterator[ServedAirflow]:
     """The session's Airflow, with a triggerer. Its viewer may not read the DAG of the pipeline `payments`."""
     home = tmp_path_factory.mktemp("airflow-served")
     migrate(home)

@@ -10,7 +10,7 @@ import pytest
 
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
-from tests.airflow.gated import GATES, Waiting, gated_pipeline, runs_at, task_of
+from tests.airflow.gated import GATES, Waiting, gated_pipeline, runs_at
 from tests.airflow.project import Project, served_airflow
 from tests.airflow.served import migrate
 
@@ -20,12 +20,10 @@ pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
 # ---- a task is marked or cleared by hand, in the Airflow of the session
 
 
-@pytest.fixture(params=[GATES[:3], GATES[3:]], ids=["plan and replay", "settle"])
-def at_each_gate(
-    request: pytest.FixtureRequest, served_project: Project, served: LocalAirflow, broker: Broker
-) -> list[Waiting]:
-    """Two groups, because the Airflow of the tests runs four tasks at once."""
-    return runs_at(request.param, served_project, served, broker)
+@pytest.fixture
+def at_each_gate(served_project: Project, served: LocalAirflow, broker: Broker) -> list[Waiting]:
+    """A run in each task, all at once."""
+    return runs_at(GATES, served_project, served, broker)
 
 
 def test_fault_35_a_task_marked_successful_while_it_works_proves_nothing_and_the_next_run_goes_on(
@@ -33,13 +31,13 @@ def test_fault_35_a_task_marked_successful_while_it_works_proves_nothing_and_the
 ) -> None:
     """Airflow ends its process, and starts the task after it. Only replay's outcomes let settle go on (I1)."""
     for at in at_each_gate:
-        at.lane.mark(at.run, task_of(at.gate), "success")
+        at.lane.mark(at.run, GATES[at.gate], "success")
     for at in at_each_gate:
         at.wait_for_end_of_process()
         at.lane.open(at.gate)
     for at in at_each_gate:
         assert at.lane.wait(at.run) == ("failed" if at.gate == "handling" else "success"), at.gate
-        assert at.lane.airflow.task_states(at.lane.dag, at.run)[task_of(at.gate)] == "success"
+        assert at.lane.airflow.task_states(at.lane.dag, at.run)[GATES[at.gate]] == "success"
         assert at.lane.committed() == (3 if at.gate == "planned" else None), at.gate
         at.lane.judge()
         assert at.lane.run() == "success"
@@ -48,7 +46,7 @@ def test_fault_35_a_task_marked_successful_while_it_works_proves_nothing_and_the
 
 def test_fault_35_a_task_cleared_while_it_works_is_done_again_and_the_run_goes_on(at_each_gate: list[Waiting]) -> None:
     for at in at_each_gate:
-        at.lane.airflow.clear(at.lane.dag, at.run, task_of(at.gate))
+        at.lane.airflow.clear(at.lane.dag, at.run, GATES[at.gate])
     for at in at_each_gate:
         at.wait_for_end_of_process()
         at.lane.open(at.gate)
@@ -111,13 +109,13 @@ def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def waiting(project: Project, airflow: LocalAirflow, broker: Broker) -> list[Waiting]:
-    return runs_at(("planned", "handling", "acked"), project, airflow, broker)
+    return runs_at(GATES, project, airflow, broker)
 
 
 def test_fault_35_tasks_whose_scheduler_is_killed_end_their_step_and_the_next_scheduler_goes_on(
     waiting: list[Waiting], airflow: LocalAirflow
 ) -> None:
-    """The scheduler alone is killed, so no record is handled twice."""
+    """The scheduler alone is killed, so no record is handled twice. test_deployments.py kills it with its tasks."""
     airflow.kill_scheduler()
     for at in waiting:
         at.lane.judge()
@@ -131,22 +129,6 @@ def test_fault_35_tasks_whose_scheduler_is_killed_end_their_step_and_the_next_sc
     for at in waiting:
         assert at.lane.wait(at.run) == "success", at.gate
         at.lane.check_all_acked(3, {1})
-
-
-def test_fault_35_tasks_that_are_killed_with_their_scheduler_are_done_again(
-    waiting: list[Waiting], airflow: LocalAirflow
-) -> None:
-    """The container of the scheduler ends, with tasks and Spark. The next scheduler finds that the tasks have no
-    processes any more."""
-    airflow.kill_scheduler(tasks=True)
-    for at in waiting:
-        assert not at.process.alive()
-        at.lane.judge()
-        at.lane.open(at.gate)
-    airflow.start_ended()
-    for at in waiting:
-        assert at.lane.wait(at.run) == "success", at.gate
-        at.lane.check_all_acked(3, at.calls)
 
 
 @contextmanager

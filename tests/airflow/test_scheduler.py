@@ -20,7 +20,7 @@ from ackline.local.processes import wait_until
 from ackline.tables.lease import ProcessIdentity
 from ackline.tables.queries import AuditFilter, audit_rows
 from tests.airflow import otlp_receiver
-from tests.airflow.project import CANARY, SLOW_HANDLER, Project, drivers, produce
+from tests.airflow.project import CANARY, SLOW_HANDLER, Project, ServedAirflow, drivers, produce
 from tests.airflow.statsd_receiver import Received
 from tests.conftest import MakeTopic
 from tests.e2e.wire import commit_offset, delete_records
@@ -94,14 +94,14 @@ def scheduled(served_project: Project) -> Iterator[Project]:
 
 
 @pytest.fixture(scope="module")
-def airflow(scheduled: Project, served: LocalAirflow) -> LocalAirflow:
+def airflow(scheduled: Project, served: ServedAirflow) -> ServedAirflow:
     """The Airflow that serves the project."""
     return served
 
 
 def test_the_cron_of_a_pipeline_fires_beside_a_broken_one_that_is_named(
     scheduled: Project,
-    airflow: LocalAirflow,
+    airflow: ServedAirflow,
     statsd: Received,
     traces: otlp_receiver.Received,
     pipeline: str,
@@ -124,6 +124,7 @@ def test_the_cron_of_a_pipeline_fires_beside_a_broken_one_that_is_named(
     assert CANARY not in log
     assert "***" not in log  # Airflow masks a secret that a task has printed
     _check_the_page_that_tasks_link_to(airflow, pipeline, run, turns={1})
+    airflow.parse("broken_pipelines")
     assert wait_until(lambda: len(airflow.import_errors()) == 1, SECONDS, POLL_SECONDS)
     ((file, reason),) = airflow.import_errors().items()
     assert file.endswith("broken_pipelines.py")
