@@ -49,7 +49,6 @@ def test_fault_35_with_postgresql_and_roles_a_killed_scheduler_loses_nothing_and
     """LocalExecutor. The container of the scheduler ends with tasks in each step, and with Spark. The next scheduler
     finds that the tasks have no processes any more, and does them again."""
     deployed = served_airflow(project.folder / "airflow", project, {**SOON, **BY_ROLES, **database})
-    deployed.home.mkdir(parents=True)
     stack.airflow(deployed, "db", "migrate")
     (deployed.home / "migrated").touch()
     user = ["users", "create", "--firstname", "A", "--lastname", "B", "--email"]

@@ -276,16 +276,16 @@ def turns_with_fresh_offsets(total: int, turns: int, waits_since: list[datetime 
     return served
 
 
-@pytest.mark.parametrize("total", [1, 2, 7, 20])
+@pytest.mark.parametrize("total", [1, 2, 7])
 @pytest.mark.parametrize("known", [True, False])
 def test_no_partition_starves_although_a_run_reads_fewer_offsets_than_there_are_partitions(
     total: int, known: bool
 ) -> None:
     """Not even beside one whose records were all stamped long ago, or others that are always less far behind."""
     long_ago = NOON - timedelta(days=1_000)
-    waits_since: list[datetime | None] = [long_ago, *[NOON] * 24, *[None] * 25] if known else [None] * 50
+    waits_since: list[datetime | None] = [long_ago, *[NOON] * 9, *[None] * 10] if known else [None] * 20
     # One offset a turn goes to a partition that is not the furthest behind in one turn of ten.
-    served = turns_with_fresh_offsets(total, 3_000 if total == 1 else 1_000, waits_since)
+    served = turns_with_fresh_offsets(total, 1_000 if total == 1 else 300, waits_since)
     assert min(served) > 0
     if known:
         assert served[0] == max(served), "the partition furthest behind is served first"

@@ -122,6 +122,8 @@ class SparkCluster:
         self._defaults.write_text(
             "spark.authenticate true\nspark.network.crypto.enabled true\n"
             f"spark.authenticate.secret {secrets.token_hex(16)}\nspark.master.rest.enabled false\n"
+            # A machine that is gone answers nothing, and Spark waits two minutes for it by default.
+            "spark.shuffle.io.connectionCreationTimeout 15s\nspark.rpc.io.connectionCreationTimeout 15s\n"
         )
         try:
             self._make_network()

@@ -4,6 +4,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+import uuid
 from datetime import datetime
 from typing import Any
 
@@ -20,6 +21,9 @@ from tenacity import (
 from ackline.errors import FatalError
 
 REQUEST_SECONDS = 60.0
+TRIES = 3
+CONFLICT = 409
+"""The HTTP status for a run whose id is there already."""
 POLL_SECONDS = 0.5
 ENDED = ("success", "failed")
 """The states in which a run stays."""
@@ -59,14 +63,20 @@ class AirflowApi:
     def call(self, method: str, path: str, body: object = None) -> Any:
         """Returns the response to a request for a path below /api/v2. Raises ApiError on any failure.
 
-        Asks again, twice, if a GET gets no response: it changes nothing, and the machine may just be busy.
+        Asks again, twice, if it fails for now: the machine may just be busy. A POST does something anew each time, so
+        it is made once.
         """
+        return self._call(method, path, body, tries=1 if method == "POST" else TRIES)
 
-        def unanswered(error: BaseException) -> bool:
-            return method == "GET" and isinstance(error, ApiError) and not error.status
+    def _call(self, method: str, path: str, body: object, tries: int) -> Any:
+        def for_now(error: BaseException) -> bool:
+            return isinstance(error, ApiError) and error.transient
 
-        retrying = Retrying(retry=retry_if_exception(unanswered), stop=stop_after_attempt(3), reraise=True)
-        return retrying(self._request, method, f"/api/v2{path}", body, self.token())
+        retrying = Retrying(
+            retry=retry_if_exception(for_now), stop=stop_after_attempt(tries), wait=wait_fixed(POLL_SECONDS),
+            reraise=True,
+        )  # fmt: skip
+        return retrying(lambda: self._request(method, f"/api/v2{path}", body, self.token()))
 
     def healthy(self, since: datetime) -> bool:
         """Returns whether the database works, and scheduler and DAG processor have sent a heartbeat at or after
@@ -105,9 +115,18 @@ class AirflowApi:
         self.call("PATCH", f"/dags/{_quoted(dag_id)}", {"is_paused": True})
 
     def trigger(self, dag_id: str, conf: dict[str, object] | None = None) -> str:
-        """Starts a manual run without a data interval, and returns its run id."""
-        body = {"logical_date": None, "conf": conf or {}}
-        return str(self.call("POST", f"/dags/{_quoted(dag_id)}/dagRuns", body)["dag_run_id"])
+        """Starts a manual run without a data interval, and returns its run id.
+
+        The id is made here: a request that is made again, after one without a response, starts no second run.
+        """
+        run_id = f"manual__{uuid.uuid4()}"
+        body = {"logical_date": None, "dag_run_id": run_id, "conf": conf or {}}
+        try:
+            self._call("POST", f"/dags/{_quoted(dag_id)}/dagRuns", body, TRIES)
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
+        return run_id
 
     def runs(self, dag_id: str) -> dict[str, str]:
         """Returns the state of each run by run id, oldest first."""
