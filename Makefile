@@ -10,7 +10,7 @@ PYTEST := pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 CHECKED := $(wildcard include tests dags plugins spark_jobs)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-deep test-unit check format demo up down bench screenshots chaos soak docs lock clean
+.PHONY: help setup test test-deep test-release test-unit check format demo up down bench screenshots chaos soak docs lock clean
 
 help: ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -28,13 +28,16 @@ down: setup ## stop what `make up` left running
 	@ackline dev down
 
 test: setup ## the tests but the deep ones, in two processes: one has Spark, the other Airflow
-	@$(PYTEST) -m "not deep"
+	@$(PYTEST) -m "not deep and not release"
 
 test-deep: setup ## the tests that `make test` leaves out: more kills, more tiers, clusters, every document
 	@$(PYTEST) -m deep
 
+test-release: setup ## before a release: the tests of deployments and clusters that take minutes each
+	@$(PYTEST) -m release
+
 test-unit: setup ## the tests without a broker, Spark or Airflow
-	@$(PYTEST) -m "not real"
+	@$(PYTEST) -m "not real and not release"
 
 check: setup ## ruff, mypy, and deptry: what is imported is declared, and what is declared imported
 	@ruff check $(CHECKED) scripts

@@ -105,6 +105,10 @@ class Gated:
             self.airflow.task_states(self.dag, run)
         )
 
+    def attempts(self, run: str, task: str) -> int:
+        """How often Airflow has tried a task."""
+        return int(self.airflow.call("GET", f"/dags/{self.dag}/dagRuns/{run}/taskInstances/{task}")["try_number"])
+
     def committed(self) -> int | None:
         return self.project.committed(self.name, self.name)
 

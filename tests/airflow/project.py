@@ -227,15 +227,7 @@ class DagTest:
     @property
     def states(self) -> dict[str, str]:
         """The state of each task."""
-        return self._of_tasks("state")
-
-    @property
-    def attempts(self) -> dict[str, int]:
-        """The number of tries of each task."""
-        return self._of_tasks("try_number")
-
-    def _of_tasks(self, column: str) -> dict[str, Any]:
-        return dict(self.airflow.query(f"select task_id, {column} from task_instance where dag_id = ?", self.dag_id))
+        return dict(self.airflow.query("select task_id, state from task_instance where dag_id = ?", self.dag_id))
 
     def returned(self, task_id: str) -> Any:
         """Returns the return value of a task, from XCom."""

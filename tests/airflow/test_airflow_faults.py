@@ -14,7 +14,7 @@ from tests.airflow.gated import GATES, Waiting, gated_pipeline, runs_at
 from tests.airflow.project import Project, served_airflow
 from tests.airflow.served import migrate
 
-pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 
 # ---- a task is marked or cleared by hand, in the Airflow of the session
@@ -26,10 +26,12 @@ def at_each_gate(served_project: Project, served: LocalAirflow, broker: Broker) 
     return runs_at(GATES, served_project, served, broker)
 
 
-def test_fault_35_a_task_marked_successful_while_it_works_proves_nothing_and_the_next_run_goes_on(
+@pytest.mark.deep
+def test_s8_fault_35_a_task_marked_successful_while_it_works_proves_nothing_and_the_next_run_goes_on(
     at_each_gate: list[Waiting],
 ) -> None:
-    """Airflow ends its process, and starts the task after it. Only replay's outcomes let settle go on (I1)."""
+    """Airflow ends its process, and starts the task after it. Only replay's outcomes let settle go on (I1); without
+    them it fails, and the turn stays open for the next run."""
     for at in at_each_gate:
         at.lane.mark(at.run, GATES[at.gate], "success")
     for at in at_each_gate:
@@ -39,11 +41,13 @@ def test_fault_35_a_task_marked_successful_while_it_works_proves_nothing_and_the
         assert at.lane.wait(at.run) == ("failed" if at.gate == "handling" else "success"), at.gate
         assert at.lane.airflow.task_states(at.lane.dag, at.run)[GATES[at.gate]] == "success"
         assert at.lane.committed() == (3 if at.gate == "planned" else None), at.gate
+        assert at.lane.attempts(at.run, "settle") == 1, "that there are no outcomes is a fatal error, not tried again"
         at.lane.judge()
         assert at.lane.run() == "success"
         at.lane.check_all_acked(3, at.calls)
 
 
+@pytest.mark.deep
 def test_fault_35_a_task_cleared_while_it_works_is_done_again_and_the_run_goes_on(at_each_gate: list[Waiting]) -> None:
     for at in at_each_gate:
         at.lane.airflow.clear(at.lane.dag, at.run, GATES[at.gate])
@@ -55,6 +59,7 @@ def test_fault_35_a_task_cleared_while_it_works_is_done_again_and_the_run_goes_o
         at.lane.check_all_acked(3, at.calls)
 
 
+@pytest.mark.release
 def test_s53_fault_35_tasks_of_a_finished_run_that_are_cleared_one_by_one_take_the_next_turn(
     served_project: Project, served: LocalAirflow, broker: Broker
 ) -> None:
@@ -112,6 +117,7 @@ def waiting(project: Project, airflow: LocalAirflow, broker: Broker) -> list[Wai
     return runs_at(GATES, project, airflow, broker)
 
 
+@pytest.mark.deep
 def test_fault_35_tasks_whose_scheduler_is_killed_end_their_step_and_the_next_scheduler_goes_on(
     waiting: list[Waiting], airflow: LocalAirflow
 ) -> None:
@@ -142,6 +148,7 @@ def locked(airflow: LocalAirflow) -> Iterator[None]:
         assert process.wait(LOCK_SECONDS + 60) == 0
 
 
+@pytest.mark.release
 def test_fault_35_runs_go_on_after_the_database_was_locked_for_60_seconds(
     waiting: list[Waiting], airflow: LocalAirflow
 ) -> None:

@@ -123,23 +123,6 @@ def _check_files_show_no_secret(*folders: Path) -> None:
         assert not [file for file in files if canary.encode() in file.read_bytes()]
 
 
-@pytest.mark.deep
-def test_s8_replay_marked_successful_by_hand_settles_and_commits_nothing(
-    project: Project, airflow: AirflowCommand, pipeline: str, source: str
-) -> None:
-    """The state of a task proves nothing; the turn stays open, and the next run carries it out."""
-    project.write(pipeline, source)
-    produce(project.bootstrap, source, {}, {})
-    by_hand = airflow.test(project, pipeline, "--mark-success-pattern", "replay")
-    assert by_hand.states == {"plan": "success", "replay": "success", "settle": "failed"}
-    assert by_hand.attempts["settle"] == 1, "a fatal error is not retried"
-    assert "has no stored outcomes" in by_hand.printed
-    assert (project.calls(), project.outcomes(pipeline), project.committed(pipeline, source)) == ([], [], None)
-    done = airflow.test(project, pipeline)
-    assert done.returned("plan")["adopted"] is True
-    assert (project.outcomes(pipeline), project.committed(pipeline, source)) == ([(0, 1, "acked"), (1, 1, "acked")], 2)
-
-
 def test_a_run_with_nothing_to_read_skips_replay_starts_no_spark_and_commits_again(
     project: Project, airflow: AirflowCommand, pipeline: str, source: str
 ) -> None:
@@ -158,7 +141,7 @@ def test_a_run_with_nothing_to_read_skips_replay_starts_no_spark_and_commits_aga
 def test_a_connection_that_is_not_defined_fails_at_once_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Airflow does not retry a task that raises AirflowFailException, as the test of S8 shows for settle."""
+    """Airflow does not retry a task that raises AirflowFailException; tests/airflow/test_airflow_faults.py shows it."""
     project = Project(tmp_path, "127.0.0.1:1")
     for variable, value in project.environment.items():
         monkeypatch.setenv(variable, value)

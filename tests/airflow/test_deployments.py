@@ -18,7 +18,7 @@ from tests.support.deployment import stack
 from tests.support.object_store.store import KEY, REGION, SECRET, ObjectStore
 from tests.ui.test_page import VIEWS, get
 
-pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 SOON = {
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
@@ -43,6 +43,7 @@ def project(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Project
     return project
 
 
+@pytest.mark.deep
 def test_fault_35_with_postgresql_and_roles_a_killed_scheduler_loses_nothing_and_a_reader_sees_one_pipeline(
     project: Project, broker: Broker, database: dict[str, str]
 ) -> None:
@@ -142,6 +143,7 @@ def workers(
                     server.stop(10)
 
 
+@pytest.mark.release
 def test_a_celery_worker_that_is_killed_in_mid_handler_loses_nothing_and_the_other_one_goes_on(
     project: Project, broker: Broker, workers: tuple[LocalAirflow, dict[int, Server]], logs: str,
     s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch,

@@ -150,7 +150,7 @@ print(json.dumps(returned["settle"]))
 """
 
 
-@pytest.mark.deep
+@pytest.mark.release
 def test_the_tasks_of_a_dag_run_on_the_cluster_that_the_connection_names(two_workers: Machines) -> None:
     """Airflow's hook starts spark-submit with the arguments that it builds. Nothing else names the master."""
     lane = Lane(two_workers, "by-airflow", NAMES_ITS_FOLDER)
@@ -206,7 +206,7 @@ def test_a_worker_that_does_not_share_the_tables_is_refused_and_nothing_is_store
     assert not list((lane.audit / lane.name).glob(".probe*"))
 
 
-@pytest.mark.deep
+@pytest.mark.release
 def test_s50_a_worker_without_a_package_of_the_handler_costs_nothing_at_most_once(two_workers: Machines) -> None:
     """The probe finds it before the turn is claimed."""
     machines = two_workers
@@ -227,7 +227,7 @@ def test_s50_a_worker_without_a_package_of_the_handler_costs_nothing_at_most_onc
     assert (len(lane.calls()), lane.violations("--settled")) == (20, [])
 
 
-@pytest.mark.deep
+@pytest.mark.release
 def test_two_pipelines_at_once_both_end(two_workers: Machines) -> None:
     lanes = [Lane(two_workers, f"at-once-{n}") for n in range(2)]
     for lane in lanes:

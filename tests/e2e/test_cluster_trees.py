@@ -128,7 +128,7 @@ def rows_of(lane: Lane) -> Counter[tuple[int, int]]:
     return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-@pytest.mark.deep
+@pytest.mark.release
 def test_fault_7_a_shuffle_lost_between_steps_ends_the_run_and_the_turn_is_replayed_whole(
     two_workers: Machines,
 ) -> None:
@@ -163,7 +163,7 @@ def test_fault_7_an_executor_killed_behind_the_last_exchange_ends_the_run_and_th
     assert lane.violations("--settled") == []
 
 
-@pytest.mark.deep
+@pytest.mark.release
 def test_fault_7_a_part_of_the_source_that_is_lost_with_its_executor_is_made_again_and_leaves_no_row_twice(
     two_workers: Machines,
 ) -> None:
@@ -178,8 +178,9 @@ def test_fault_7_a_part_of_the_source_that_is_lost_with_its_executor_is_made_aga
     assert lane.violations("--settled") == []
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("place", ["second", "step"])
+@pytest.mark.parametrize(
+    "place", [pytest.param("second", marks=pytest.mark.release), pytest.param("step", marks=pytest.mark.deep)]
+)
 def test_i7_fault_7_an_executor_killed_in_a_stage_of_a_tree_repeats_no_call_at_most_once(
     two_workers: Machines, place: str
 ) -> None:

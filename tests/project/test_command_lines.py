@@ -30,6 +30,7 @@ TARGETS = {
     "screenshots": "tests/ui/test_browser.py",
     "test": "it is this suite",
     "test-deep": "it is this suite",
+    "test-release": "it is this suite",
     "test-unit": "it is a part of this suite",
     "check": ".ci/run runs it before the suite",
     "format": "it changes the sources; `make check` runs the same programs",

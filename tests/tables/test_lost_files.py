@@ -60,7 +60,8 @@ def test_a_file_that_a_compaction_has_mixed_and_one_without_statistics_are_of_no
 
 
 ALL = AuditFilter(everything=True)
-DAMAGES = ("missing", "empty", "cut", "garbled")
+DAMAGES = [*(("disk", damage) for damage in ("missing", "empty", "cut", "garbled")), ("s3", "missing"), ("s3", "cut")]
+"""Where a file is, and what has become of it."""
 
 
 class RealTables(MemoryLane):
@@ -174,9 +175,11 @@ def lane(root: str) -> RealTables:
     return RealTables(root)
 
 
-@ON_BOTH
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("guarantee", ["at_least_once", NO_GUARANTEE])
+@pytest.mark.parametrize(
+    ("root", "damage", "guarantee"),
+    [*((*each, "at_least_once") for each in DAMAGES), ("disk", "missing", NO_GUARANTEE)],
+    indirect=["root"],
+)
 def test_i2_after_the_void_of_a_turn_with_a_lost_file_its_records_are_read_again_and_every_read_works(
     guarantee: str, damage: str, root: str
 ) -> None:
@@ -270,8 +273,7 @@ def test_a_lost_file_of_a_turn_that_counts_stays_named_and_is_an_error(lane: Rea
         lane.audit(ALL)
 
 
-@ON_BOTH
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(("root", "damage"), DAMAGES, indirect=["root"])
 def test_i7_at_most_once_a_reported_turn_with_a_lost_file_is_lost_whole_and_no_record_is_handled_again(
     damage: str, root: str
 ) -> None:
