@@ -10,8 +10,8 @@ from tests.e2e.commands import ROOT
 
 DEEP = [pytest.mark.real, pytest.mark.deep]
 PARTS = [
-    pytest.param("turns", "--turns 10 --every 5 --large 2000 4000 --failed 4000", id="turns"),
-    pytest.param("ledger_sizes", "--files 20 --rounds 1 --warm-up 0", id="ledger_sizes"),
+    pytest.param("turns", "--turns 16 --every 8 --large 2000 4000 --failed 4000", id="turns"),
+    pytest.param("ledger_sizes", "--files 20 --rounds 2", id="ledger_sizes"),
     pytest.param("queries", "--rows 20000", id="queries"),
     pytest.param("interleaved", "--rows 20000 --turns 3", id="interleaved"),
     pytest.param("pipelines", "--files 10", id="pipelines"),
