@@ -33,7 +33,7 @@ test: setup ## the tests but the deep ones, in two processes: one has Spark, the
 test-deep: setup ## the tests that `make test` leaves out: more kills, more tiers, clusters, every document
 	@$(PYTEST) -m deep
 
-test-release: setup ## before a release: the tests of deployments and clusters that take minutes each
+test-release: setup ## before a release: more deployments, lost machines, logins and restored copies, and the bench
 	@$(PYTEST) -m release
 
 test-unit: setup ## the tests without a broker, Spark or Airflow

@@ -25,7 +25,7 @@ from ackline.local.broker import Broker
 from ackline.local.processes import free_ports
 from ackline.spark.jvm import make_archive
 from ackline.tables.store import LedgerStore
-from tests.airflow.served import served, served_project, statsd, traces
+from tests.airflow.served import end_served, served, served_project, statsd, traces
 from tests.kafka import kafka_log
 from tests.support import class_data
 from tests.support.brokers import Brokers
@@ -106,6 +106,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             make_archive()
         except AcklineError as error:  # on a loaded machine it takes too long: everything works without it
             warnings.warn(str(error), stacklevel=1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ends Airflow after the last test that uses it: idle it takes a fifth of a core, which the others lack."""
+    uses, goes_on = (_AIRFLOW & set(getattr(each, "fixturenames", ())) for each in (item, nextitem))
+    if uses and not goes_on:
+        end_served()
 
 
 class MakeTopic(Protocol):

@@ -72,4 +72,14 @@ def served(
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
     }
     with served_airflow(home, served_project, environment, triggerer=True) as airflow:
+        _running.append(airflow)
         yield airflow
+
+
+_running: list[ServedAirflow] = []
+
+
+def end_served() -> None:
+    """Ends the session's Airflow before the session does."""
+    while _running:
+        _running.pop().stop()

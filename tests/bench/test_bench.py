@@ -8,16 +8,16 @@ import pytest
 
 from tests.e2e.commands import ROOT
 
-DEEP = [pytest.mark.real, pytest.mark.deep]
+RELEASE = [pytest.mark.real, pytest.mark.release]
 PARTS = [
     pytest.param("turns", "--turns 16 --every 8 --large 2000 4000 --failed 4000", id="turns"),
     pytest.param("ledger_sizes", "--files 20 --rounds 2", id="ledger_sizes"),
     pytest.param("queries", "--rows 20000", id="queries"),
     pytest.param("interleaved", "--rows 20000 --turns 3", id="interleaved"),
     pytest.param("pipelines", "--files 10", id="pipelines"),
-    pytest.param("run", "--records 2000 --rounds 1 --warm-up 0", id="run", marks=DEEP),
-    pytest.param("partitions", "--partitions 2 --runs 1", id="partitions", marks=DEEP),
-    pytest.param("trees", "--records 1000 --rounds 1 --warm-up 0 --edges 10000", id="trees", marks=DEEP),
+    pytest.param("run", "--records 2000 --rounds 1 --warm-up 0", id="run", marks=RELEASE),
+    pytest.param("partitions", "--partitions 2 --runs 1", id="partitions", marks=RELEASE),
+    pytest.param("trees", "--records 1000 --rounds 1 --warm-up 0 --edges 10000", id="trees", marks=RELEASE),
 ]
 
 

@@ -45,8 +45,10 @@ MATRIX: dict[tuple[str, ...], tuple[tuple[str, ...], set[str]]] = {
 """By what is set back: the commands that the errors advise, and what the output table holds at the end."""
 
 
-DEEP = [parts for parts in MATRIX if len(parts) == 2 and parts not in (("audit", "outputs"), ("audit", "group"))]
-DRILLS = [pytest.param(parts, marks=[pytest.mark.deep] * (parts in DEEP), id=" and ".join(parts)) for parts in MATRIX]
+QUICK = [parts for parts in MATRIX if len(parts) == 1 or parts in (("audit", "outputs"), ("audit", "group"))]
+DRILLS = [
+    pytest.param(parts, marks=[pytest.mark.release] * (parts not in QUICK), id=" and ".join(parts)) for parts in MATRIX
+]
 MakeDrill = Callable[..., Drill]
 
 

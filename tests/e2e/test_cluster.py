@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(600)
 """A test has up to three runs, each of which starts a driver and executors."""
 
 
-@pytest.mark.deep
+@pytest.mark.release
 def test_the_demo_s_records_are_proved_though_the_workers_have_no_copy_of_the_project(two_workers: Machines) -> None:
     """The package and the handlers travel with the job, authenticated and encrypted. Four runs share a session."""
     machines, folder = two_workers, two_workers.private / "demo"

@@ -53,7 +53,8 @@ def logins(broker: SecuredBroker, folder: Path) -> Mapping[str, dict[str, object
     "way",
     [
         "OAUTHBEARER",
-        *(pytest.param(way, marks=pytest.mark.deep) for way in ("SCRAM", "PEM files", "PLAIN", "PEM texts", "PKCS#12")),
+        *(pytest.param(way, marks=pytest.mark.deep) for way in ("SCRAM", "PEM files", "PKCS#12")),
+        *(pytest.param(way, marks=pytest.mark.release) for way in ("PLAIN", "PEM texts")),
     ],
 )
 def test_a_run_with_retries_and_dead_letters_needs_the_least_rights_alone(
