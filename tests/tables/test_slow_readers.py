@@ -168,7 +168,7 @@ def test_fault_33_a_slow_reader_gets_each_row_beside_compaction_and_vacuum() -> 
 
 @pytest.mark.deep
 def test_fault_33_many_slow_readers_get_each_row_beside_compaction_and_vacuum() -> None:
-    run(15, 25, derandomize=False)
+    run(10, 25, derandomize=False)
 
 
 def test_fault_33_a_reader_that_is_slower_than_the_retention_raises(tmp_path: Path) -> None:
