@@ -134,7 +134,7 @@ def words(files: Files) -> list[str]:
 
 
 @pytest.mark.real
-@pytest.mark.release
+@pytest.mark.deep
 @pytest.mark.timeout(1200)
 def test_a_run_of_an_old_bundle_version_uses_its_pipeline_file_and_handler(
     airflow: LocalAirflow, project: Project, git: Files, local: Files
