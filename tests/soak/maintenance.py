@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,10 +29,12 @@ def age(root: Path, seconds: float) -> None:
     back = RETENTION.total_seconds() - seconds
     vars(compaction)["time"] = SimpleNamespace(time=lambda: time.time() - back)
     old, horizon = time.time() - LOG_AGE.total_seconds(), time.time() - seconds
-    for entry in root.glob("**/_delta_log/*"):
-        modified = entry.stat().st_mtime
-        if old < modified < horizon:
-            os.utime(entry, (modified - LOG_AGE.total_seconds(),) * 2)
+    for parent, _, names in os.walk(root):
+        for name in names if Path(parent).name == "_delta_log" else ():
+            with suppress(FileNotFoundError):  # another process maintains the table, too
+                modified = Path(parent, name).stat().st_mtime
+                if old < modified < horizon:
+                    os.utime(Path(parent, name), (modified - LOG_AGE.total_seconds(),) * 2)
 
 
 def main(folder: Path, seconds: float) -> None:

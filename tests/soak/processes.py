@@ -145,7 +145,9 @@ class Process:
 
     def figures(self) -> dict[str, float]:
         """Returns memory, open files and threads of the process and its JVM, and its temporary files."""
-        found: dict[str, float] = {"temporary": sum(1 for _ in self.tmp.rglob("*"))}
+        # `os.walk` leaves out what is removed meanwhile, where `Path.rglob` raises.
+        temporary = sum(len(folders) + len(files) for _, folders, files in os.walk(self.tmp))
+        found: dict[str, float] = {"temporary": temporary}
         for name, process in (("driver", psutil.Process(self._pid)), ("jvm", self.jvm())):
             if process is not None:
                 with suppress(psutil.NoSuchProcess):

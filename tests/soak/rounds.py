@@ -7,6 +7,7 @@ strike falls. How far a run is by then depends on the machine.
 """
 
 import json
+import os
 import queue
 import random
 import statistics
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -336,17 +337,14 @@ class Soak:
 
     def disk(self) -> dict[str, float]:
         """Returns how many files and bytes are below the audit root, and how many staging folders."""
-        files, size = 0, 0
-        for path in self._files():
-            with suppress(FileNotFoundError):
-                size += path.stat().st_size
-                files += 1
-        staged = sum(1 for path in Path(self.fleet.audit).glob("*/.staging/*") if path.is_dir())
+        files, size, staged = 0, 0, 0
+        for parent, folders, names in os.walk(self.fleet.audit):  # not `rglob`, which raises for a removed folder
+            staged += len(folders) if Path(parent).name == ".staging" else 0
+            for name in names:
+                with suppress(FileNotFoundError):
+                    size += Path(parent, name).stat().st_size
+                    files += 1
         return {"files": files, "bytes": size, "staged": staged}
-
-    def _files(self) -> Iterator[Path]:
-        root = Path(self.fleet.audit)
-        return (path for path in root.rglob("*") if not path.is_dir()) if root.exists() else iter(())
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
