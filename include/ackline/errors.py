@@ -124,6 +124,10 @@ class LedgerError(FatalError):
     tables."""
 
 
+REFUSALS = (LedgerError, NoProof, GroupBusy, GroupMoved, NewerCommit)
+"""The errors by which the ledger or the group takes nothing more of a lane."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean KNOWN?`, to end a message about a name that is not known; empty if no known one is like
     it."""

@@ -13,7 +13,16 @@ from airflow.sdk.exceptions import AirflowFailException
 from ackline.airflow.driver import SECRETS, TASK, Secrets, describe_unexpected, exit_status_of
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, driver_environment, handed_over
 from ackline.airflow.operators import airflow_errors
-from ackline.errors import AcklineError, ConfigError, GroupMoved, LedgerError, NoProof, TransientError
+from ackline.errors import (
+    AcklineError,
+    ConfigError,
+    GroupMoved,
+    LedgerError,
+    MissingRights,
+    NoProof,
+    TransientError,
+    TurnVoided,
+)
 from ackline.lane.adapters import open_adapters
 from ackline.local.processes import wait_until
 from ackline.pipeline.pipeline import load
@@ -51,11 +60,12 @@ def run_driver(project: Project, pipeline: str, connection: str | None) -> "subp
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (TransientError, 1), (ConfigError, 2), (NoProof, 3), (GroupMoved, 3), (LedgerError, 3),
+        (TransientError, 1), (ConfigError, 2), (MissingRights, 3), (NoProof, 4), (GroupMoved, 4), (LedgerError, 4),
+        (TurnVoided, 5),
     ],
 )  # fmt: skip
 def test_the_exit_status_depends_on_whether_the_error_may_be_retried(error: type[AcklineError], status: int) -> None:
-    """1 is retried; 2 is a configuration error; 3 needs an operator."""
+    """1 is retried; 2 is a configuration error; 3 needs an operator; 4 is a refusal of the ledger or the group."""
     assert exit_status_of(error("no")) == status
 
 

@@ -12,11 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
 
 from ackline.airflow import operators
+from ackline.airflow.driver import CONFIGURATION, FATAL, REFUSED, TRANSIENT, VOIDED
+from ackline.airflow.driver_hook import DriverHook, SparkSubmitOperator
 from ackline.airflow.metrics import METRICS, publish_metrics, stop_published
 from ackline.errors import AcklineError, ConfigError, GroupBusy, LedgerError, TransientError, TurnVoided
 from ackline.handler import Durations, StepCounts
@@ -225,6 +227,42 @@ def test_what_stops_each_run_is_a_gauge_until_the_next_settle(
     assert [value for _, value in of_the_run(sent)] == expected
     turn(lane)
     assert [value for _, value in of_the_run(sent)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("exit_status", "raised", "expected"),
+    [
+        (CONFIGURATION, AirflowFailException, [1, 0]),
+        (FATAL, AirflowFailException, [1, 0]),
+        (REFUSED, AirflowFailException, [1, 1]),
+        (VOIDED, AirflowFailException, [0, 0]),
+        (TRANSIENT, AirflowException, [0, 0]),
+    ],
+)
+def test_a_driver_that_would_end_so_again_is_a_gauge_too(
+    exit_status: int, raised: type[Exception], expected: list[int], lane: MemoryLane, sent: Sent,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Settle does not run after it, and would not send what has stopped the run."""
+    turn(lane)
+
+    class EndedHook(DriverHook):
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        @property
+        def exit_status(self) -> int:
+            return exit_status
+
+    def end(*_: object) -> None:
+        raise AirflowException("spark-submit ended\nackline: JARs are missing\n")
+
+    monkeypatch.setattr(operators, "DriverHook", EndedHook)
+    monkeypatch.setattr(SparkSubmitOperator, "execute", end)
+    monkeypatch.setattr(operators.ReplayOperator, "_done_without_spark", lambda *_: False)
+    replay = operators.ReplayOperator(task_id="replay", pipeline=lane.adapters().pipeline)
+    with pytest.raises(raised, match="ackline: JARs are missing"):
+        replay.execute({"run_id": "manual__1"})
+    assert [value for _, value in of_the_run(sent)] == expected
 
 
 def test_a_settled_turn_adds_to_the_counters_of_its_steps_and_sets_their_times(lane: MemoryLane, sent: Sent) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from ackline.errors import MissingRights
-from ackline.lane.rights import missing_rights
+from ackline.lane.rights import Right, missing_rights
+from ackline.ledger.commit_rule import Committed
+from ackline.ledger.offsets import TopicPartition
 from tests.e2e.lab import Spark
 from tests.e2e.login_lab import LoginLab
 from tests.support.secured import USER, SecuredBroker
@@ -31,7 +33,7 @@ def test_the_least_rights_are_enough_for_retries_dead_letters_and_the_commit(
 ) -> None:
     assert lane.denied_in_runs_with_the_least_rights() == []
     with lane.adapters() as adapters:
-        assert missing_rights(adapters) == []
+        assert missing_rights(adapters, lane.topics) == []
 
 
 @pytest.mark.parametrize("number", [0, 1, 2], ids=["topic", "dead-letter topic", "group"])
@@ -52,7 +54,11 @@ def test_each_missing_right_is_named_before_anything_is_planned(
     assert lane.committed() == 1
 
 
-@pytest.mark.parametrize("command", [["doctor"], ["plan"], ["backfill", "--all", "--id", "b", "--yes"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [["doctor"], ["plan"], *(["backfill", "--all", "--id", "b", mode] for mode in ("--dry-run", "--yes"))],
+    ids=" ".join,
+)
 def test_each_command_fails_without_the_right_to_the_dead_letter_topic(
     command: list[str], lane: LoginLab, secured: SecuredBroker
 ) -> None:
@@ -65,7 +71,16 @@ def test_each_command_fails_without_the_right_to_the_dead_letter_topic(
     assert f"lacks at {lane.login['bootstrap.servers']}: Write on topic {lane.dead_letter_topic}. " in " ".join(
         (done.stdout + done.stderr).split()
     )
+    assert "has begun" not in done.stderr
     assert lane.calls() == []
+
+
+def test_a_commit_that_the_group_s_rights_deny_names_the_group(lane: LoginLab, secured: SecuredBroker) -> None:
+    rights = [right for right in lane.rights() if right.kind != "group"]
+    secured.grant([*rights, Right("DESCRIBE", "group", lane.pipeline.kafka.group_id)])
+    lane.produce({"n": 0})
+    with lane.adapters() as adapters, pytest.raises(MissingRights, match=r"lacks Read on group .*: grant it"):
+        adapters.group.commit({TopicPartition(lane.topic, 0): Committed(0, "")})
 
 
 def test_a_right_to_the_dead_letter_topic_that_is_lost_in_a_turn_is_an_error(

@@ -225,6 +225,16 @@ def test_i18_a_right_that_the_login_lacks_is_granted() -> None:
     goes_on(lane)
 
 
+def test_a_right_to_a_topic_of_the_lane_that_the_broker_hides_from_a_pattern_is_named() -> None:
+    """The broker lists no topic that the login may not describe."""
+    lane = MemoryLane(OK, kafka={"topics": None, "pattern": "orders.*"}).after_run()
+    lane.world.denied = {("READ", "topic", "orders"), ("DESCRIBE", "topic", "orders")}
+    with pytest.raises(MissingRights, match="Read on topic orders"):
+        lane.run()
+    lane.world.denied.clear()
+    goes_on(lane)
+
+
 def test_a_right_to_read_a_topic_is_not_needed_while_the_topic_is_paused(operator: Operator) -> None:
     lane = MemoryLane(OK, topics=("orders", "payments"))
     lane.create("payments", records=1)

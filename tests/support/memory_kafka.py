@@ -64,9 +64,9 @@ class MemoryCluster(Cluster):
         return {}
 
     def names(self) -> list[str]:
-        """Returns the names of all topics, sorted."""
+        """Returns the names of all topics that the login may describe, sorted."""
         self._hook("names", READ)
-        return sorted(self.world.topics)
+        return [name for name in sorted(self.world.topics) if "DESCRIBE" in self.world.operations("topic", name)]
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogBounds]:
         """Returns the bounds of each partition. Raises FatalError if one does not exist, TransientError if one has no

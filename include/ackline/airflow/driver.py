@@ -18,13 +18,22 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ackline.airflow.traces import continued_trace
-from ackline.errors import AcklineError, ConfigError, FatalError, TransientError, counted
+from ackline.errors import (
+    REFUSALS,
+    AcklineError,
+    ConfigError,
+    FatalError,
+    LedgerError,
+    TransientError,
+    TurnVoided,
+    counted,
+)
 from ackline.ledger.turns import LIVE
 from ackline.spark.master import MASTER, connect_server
 from ackline.tables.lease import ProcessIdentity
@@ -65,7 +74,11 @@ SECRETS = "ACKLINE_SECRETS"
 """The variable that names the pipe from which the driver reads its secrets, once."""
 TASK = "ACKLINE_AIRFLOW_TASK"
 """The variable that holds the process of the Airflow task, as the text of its `ProcessIdentity`."""
-DONE, TRANSIENT, CONFIGURATION, FATAL = 0, 1, 2, 3
+DONE, TRANSIENT, CONFIGURATION, FATAL, REFUSED, VOIDED = range(6)
+"""The exit statuses of the driver. Another process than the driver's may end with TRANSIENT, too."""
+_LASTING: Mapping[int, type[AcklineError]] = {
+    CONFIGURATION: ConfigError, FATAL: FatalError, REFUSED: LedgerError, VOIDED: TurnVoided,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +154,17 @@ def read_secrets() -> Secrets:
 
 def exit_status_of(error: AcklineError) -> int:
     """Returns the exit status for this kind of error."""
-    if isinstance(error, TransientError):
-        return TRANSIENT
-    return CONFIGURATION if isinstance(error, ConfigError) else FATAL
+    if isinstance(error, REFUSALS):
+        return REFUSED
+    kinds = {TransientError: TRANSIENT, ConfigError: CONFIGURATION, TurnVoided: VOIDED}
+    return next((status for kind, status in kinds.items() if isinstance(error, kind)), FATAL)
+
+
+def lasting_error(exit_status: int | None, text: str) -> AcklineError | None:
+    """Returns the error of a driver that would end so again, with its text and of the kind that metrics tell apart;
+    None for a status after which another try may help."""
+    kind = _LASTING.get(exit_status) if exit_status is not None else None
+    return kind(text) if kind is not None else None
 
 
 def describe_unexpected(error: Exception) -> str:

@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from airflow.sdk import Connection
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
+from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
-from ackline.airflow.driver import CONFIGURATION, FATAL, GRACE_SECONDS, SECRETS, TASK, Secrets
+from ackline.airflow.driver import GRACE_SECONDS, SECRETS, TASK, Secrets, lasting_error
 from ackline.airflow.traces import trace_of_task, without_headers
 from ackline.errors import ConfigError
 from ackline.pipeline.connections import Connection as FoundConnection
@@ -47,11 +47,12 @@ _logger = logging.getLogger(__name__)
 
 
 def raise_for_exit_status(hook: SparkSubmitHook | None, error: AirflowException, name: str) -> NoReturn:
-    """Raises AirflowFailException for an exit status that would be the same next time, else the error itself."""
-    if isinstance(hook, DriverHook) and hook.exit_status in (CONFIGURATION, FATAL):
-        # The line in which the driver named the cause, out of all that spark-submit printed.
-        lines = [line.strip() for line in str(error).splitlines() if line.strip().startswith("ackline: ")]
-        raise AirflowFailException(lines[-1] if lines else "replay failed; see the log above") from None
+    """Raises the AcklineError of a driver that would end so again, else the error itself."""
+    # The line in which the driver named the cause, out of all that spark-submit printed.
+    lines = [line.strip() for line in str(error).splitlines() if line.strip().startswith("ackline: ")]
+    text = lines[-1] if lines else "replay failed; see the log above"
+    if isinstance(hook, DriverHook) and (lasting := lasting_error(hook.exit_status, text)) is not None:
+        raise lasting from None
     if isinstance(hook, DriverHook) and (hook.exit_status is None or hook.exit_status < 0 or hook.exit_status > 128):
         # The driver died of a signal, so its own error could not name the way out of a turn that kills each driver.
         _logger.warning(

@@ -17,16 +17,7 @@ from typing import Any
 
 from ackline.actions.explain import next_expiries
 from ackline.actions.status import PartitionStatus, TopicStatus, status, status_by_topic
-from ackline.errors import (
-    AcklineError,
-    GroupBusy,
-    GroupMoved,
-    LedgerError,
-    NewerCommit,
-    NoProof,
-    TransientError,
-    TurnVoided,
-)
+from ackline.errors import REFUSALS, AcklineError, TransientError, TurnVoided
 from ackline.handler import SOURCE
 from ackline.lane.adapters import Adapters
 from ackline.ledger.answers import Applied
@@ -117,10 +108,6 @@ def publish_metrics(adapters: Adapters, stored: Settlement | None) -> None:
         log.warning("no metrics of %s: the back end failed (%s)", adapters.pipeline.name, type(error).__name__)
 
 
-_REFUSALS = (LedgerError, NoProof, GroupBusy, GroupMoved, NewerCommit)
-"""The errors by which the ledger or the group takes nothing more of a lane."""
-
-
 @contextmanager
 def stop_published(pipeline: str) -> Iterator[None]:
     """Sets the gauges `stopped` and `refused` of the live lane if the block ends with an error that the next run would
@@ -133,7 +120,7 @@ def stop_published(pipeline: str) -> Iterator[None]:
         try:
             _, gauge = _senders()
             gauge(STOPPED, 1, _tags(pipeline, LIVE))
-            gauge(REFUSED, int(isinstance(error, _REFUSALS)), _tags(pipeline, LIVE))
+            gauge(REFUSED, int(isinstance(error, REFUSALS)), _tags(pipeline, LIVE))
         except Exception as failed:  # as in `publish_metrics`
             log.warning("no metrics of %s: the back end failed (%s)", pipeline, type(failed).__name__)
         raise

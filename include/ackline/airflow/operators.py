@@ -90,10 +90,11 @@ def stop_noted(pipeline: Pipeline, context: Context) -> Iterator[None]:
     from ackline.airflow.metrics import stop_published
     from ackline.tables.layout import noted_stop
 
-    use_audit_connection()
-    folder = lane_folder(audit_root(), pipeline.name, LIVE)
-    with stop_published(pipeline.name), noted_stop(folder, pipeline.name, str(context["run_id"])):
-        yield
+    with stop_published(pipeline.name):
+        use_audit_connection()
+        folder = lane_folder(audit_root(), pipeline.name, LIVE)
+        with noted_stop(folder, pipeline.name, str(context["run_id"])):
+            yield
 
 
 def use_folder_of(pipeline: Pipeline) -> None:
@@ -277,7 +278,10 @@ class ReplayOperator(SparkSubmitOperator):
         with airflow_errors(), stop_noted(self.pipeline, context):
             if self._done_without_spark(context):
                 return
-        self._submit(context)
+        from ackline.airflow.metrics import stop_published
+
+        with airflow_errors(), stop_published(self.pipeline.name):  # the driver notes its error itself
+            self._submit(context)
 
     def on_kill(self) -> None:
         """End the JVM of spark-submit. The driver watches it, and ends itself then."""
@@ -285,17 +289,16 @@ class ReplayOperator(SparkSubmitOperator):
             super().on_kill()
 
     def _submit(self, context: Context) -> None:
-        """Run the driver until it ends. Raises AirflowFailException if it would end so again."""
-        with airflow_errors():
-            from ackline.airflow.connections import kafka_connection, use_audit_connection
+        """Run the driver until it ends. Raises the AcklineError of one that would end so again."""
+        from ackline.airflow.connections import kafka_connection, use_audit_connection
 
-            self._hook = DriverHook(
-                Secrets(kafka_connection(self.pipeline), use_audit_connection()),
-                conn_id=SPARK_CONNECTION,
-                name=self.name,
-                driver_memory=self.pipeline.spark.driver_memory or os.environ.get("ACKLINE_SPARK_MEMORY", "1g"),
-                application_args=self._driver_arguments(context),
-            )
+        self._hook = DriverHook(
+            Secrets(kafka_connection(self.pipeline), use_audit_connection()),
+            conn_id=SPARK_CONNECTION,
+            name=self.name,
+            driver_memory=self.pipeline.spark.driver_memory or os.environ.get("ACKLINE_SPARK_MEMORY", "1g"),
+            application_args=self._driver_arguments(context),
+        )
         try:
             super().execute(context)
         except AirflowException as error:

@@ -15,6 +15,7 @@ from ackline.backfill.form import DEAD_LETTER, HANDLER, BackfillRequest, allowed
 from ackline.backfill.run import Backfill, account_of_choice, begin, check_epoch_before_is_settled, find_backfill
 from ackline.errors import ConfigError, counted
 from ackline.lane.adapters import Adapters
+from ackline.lane.rights import check_rights_to_read
 from ackline.ledger.account import UNREAD, Account
 from ackline.ledger.offsets import OffsetRange, TopicPartition, count
 from ackline.pipeline.arguments import BackfillArguments, check_same, id_of
@@ -264,7 +265,8 @@ def lane_arguments(name: str, request: BackfillRequest, stored: Backfill | None)
 def prepare(adapters: Adapters, request: BackfillRequest, arguments: BackfillArguments) -> PreparedBackfill:
     """Returns the lane as it is, or what it would begin with. Stores nothing.
 
-    Raises FatalError for an epoch whose predecessor is not settled.
+    Raises FatalError for an epoch whose predecessor is not settled, and MissingRights, with each right that the login
+    lacks to read the choice and to send what becomes of it: a lane that has begun could not go on.
     """
     name, stored = adapters.pipeline.name, find_backfill(adapters.store)
     if stored is not None and request.epoch <= stored.newest.turn.epoch:
@@ -272,6 +274,7 @@ def prepare(adapters: Adapters, request: BackfillRequest, arguments: BackfillArg
         return PreparedBackfill(request, stored.newest.turn.epoch, stored.account, stored, None, text)
     check_epoch_before_is_settled(adapters.store, request.epoch)
     choice = choose_offsets(adapters, arguments)
+    check_rights_to_read(adapters, {tp.topic for tp in choice.partitions})
     text = choice_text(name, request.id, choice, adapters.pipeline.backfill.confirm_above)
     return PreparedBackfill(request, request.epoch, account_of_choice(choice), None, choice, text)
 

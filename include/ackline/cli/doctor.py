@@ -28,7 +28,8 @@ from ackline.kafka.cluster import TopicInfo
 from ackline.kafka.config import brokers
 from ackline.kafka.registry import check_registry
 from ackline.lane.adapters import Adapters, topic_warnings
-from ackline.lane.rights import missing_rights, rights_text
+from ackline.lane.rights import missing_rights, rights_text, topics_of_run
+from ackline.ledger.turns import Settlement
 from ackline.local.connection import uses_dev_broker
 from ackline.outputs.checks import check_outputs, older_copies_of_backfills
 from ackline.pipeline.folder import audit_root, load_folder, make_handlers_importable, pipelines_folder
@@ -339,7 +340,7 @@ def _broker(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
         source = " of `ackline dev`" if uses_dev_broker(pipeline) else ""
         address = f"{brokers(adapters.kafka)}{source}"
         yield Check("broker", True, f"reachable at {address}, cluster {adapters.cluster.reachable()}")
-        if missing := missing_rights(adapters):
+        if missing := missing_rights(adapters, topics_of_run(adapters, _newest(adapters))):
             yield Check("rights", False, rights_text(adapters, missing))
             return
         yield Check("rights", True, "the login has all that a run needs")
@@ -360,6 +361,12 @@ def _broker(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
         yield Check(f"group {pipeline.kafka.group_id}", not members, detail)
     except AcklineError as error:
         yield Check("broker", False, str(error))
+
+
+def _newest(adapters: Adapters) -> Settlement | None:
+    with suppress(AcklineError):  # why it can't be read, another check says
+        return adapters.store.newest()
+    return None
 
 
 def _topic(adapters: Adapters, topic: str, found: TopicInfo | None, of_ours: bool) -> Check:

@@ -242,7 +242,10 @@ class Group:
     def _ackline_error(
         self, error: KafkaError, doing: str, tp: TopicPartition | None = None, offset: int | None = None
     ) -> AcklineError:
-        return ackline_error(error, f"{doing} for group {self.group_id}", self._config, tp, offset, self._last)
+        of_topic = self._last.cause(error).name() == "TOPIC_AUTHORIZATION_FAILED"
+        right = None if of_topic else f"{'Describe' if tp is None else 'Read'} on group {self.group_id}"
+        doing = f"{doing} for group {self.group_id}"
+        return ackline_error(error, doing, self._config, tp, offset, self._last, right)
 
     def _group_busy(self, members: Iterable[Any]) -> GroupBusy:
         names = ", ".join(members) or "members that just left"

@@ -37,10 +37,10 @@ def needed_rights(adapters: Adapters, topics: Iterable[str]) -> list[Right]:
     ]
 
 
-def missing_rights(adapters: Adapters, topics: Collection[str] | None = None) -> list[Right]:
-    """Returns the rights that the login lacks to read `topics`, by default all of the subscription, of those that the
-    broker tells about: a topic that does not exist has none, unless the login may not even ask for it."""
-    needed = needed_rights(adapters, _subscribed(adapters) if topics is None else topics)
+def missing_rights(adapters: Adapters, topics: Collection[str]) -> list[Right]:
+    """Returns the rights that the login lacks to read `topics`, of those that the broker tells about: a topic that does
+    not exist has none, unless the login may not even ask for it."""
+    needed = needed_rights(adapters, topics)
     of_topics = adapters.cluster.operations({right.name for right in needed if right.kind == "topic"})
     known = [name for name, operations in of_topics.items() if operations]
     of_group = adapters.group.operations(*known[:1])
@@ -49,18 +49,20 @@ def missing_rights(adapters: Adapters, topics: Collection[str] | None = None) ->
 
 
 def check_rights(adapters: Adapters, newest: Settlement | None) -> None:
-    """Raises MissingRights, with each right that the login lacks for a run. Of a topic whose partitions are all paused,
-    a run reads nothing."""
-    lane = newest.partitions if newest is not None else {}
-    paused = {tp.topic for tp in lane} - {tp.topic for tp, row in lane.items() if not row.paused}
-    check_rights_to_read(adapters, [topic for topic in _subscribed(adapters) if topic not in paused])
+    """Raises MissingRights, with each right that the login lacks for a run."""
+    check_rights_to_read(adapters, topics_of_run(adapters, newest))
 
 
-def _subscribed(adapters: Adapters) -> list[str]:
-    """Returns the topics that the file names; of a pattern those that the login may describe, because the broker lists
-    no others."""
+def topics_of_run(adapters: Adapters, newest: Settlement | None) -> list[str]:
+    """Returns the topics that a run reads: those that the file names; of a pattern those of the lane, and those that
+    the login may describe, because the broker lists no others. Of a topic whose partitions are all paused, a run reads
+    nothing."""
     block = adapters.pipeline.kafka
-    return list(block.named_topics or filter(block.subscribes_to_topic, adapters.cluster.names()))
+    lane = newest.partitions if newest is not None else {}
+    of_lane = dict.fromkeys(tp.topic for tp in lane)
+    paused = of_lane.keys() - {tp.topic for tp, row in lane.items() if not row.paused}
+    named = block.named_topics or filter(block.subscribes_to_topic, [*of_lane, *adapters.cluster.names()])
+    return [topic for topic in dict.fromkeys(named) if topic not in paused]
 
 
 def check_rights_to_read(adapters: Adapters, topics: Collection[str]) -> None:
