@@ -33,7 +33,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY include/ackline include/ackline
 RUN pip install --no-deps --no-build-isolation --editable .
 USER ackline
-RUN python -m ackline.spark.jars fetch
+RUN python -m ackline.spark.jars fetch spark
 
 COPY include include
 COPY dags dags

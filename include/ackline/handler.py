@@ -15,6 +15,7 @@ record is acked once its whole tree is. Storm's words are the same: anchoring, a
 Nothing here needs Spark. `ackline.worker.call` calls the handlers, `ackline.pipeline.topology` holds the steps.
 """
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -167,9 +168,13 @@ def tier_of(handler: Handler) -> Tier:
 
 
 def imported(path: str) -> Any:
-    """Returns what `module:name` names, imported. Raises whatever the module raises, and AttributeError."""
+    """Returns what `module:name` names, imported. Raises whatever the module raises, and AttributeError.
+
+    What the module prints goes to standard error: standard output may be the JSON of a command.
+    """
     module, _, name = path.partition(":")
-    return operator.attrgetter(name)(importlib.import_module(module))
+    with contextlib.redirect_stdout(sys.stderr):
+        return operator.attrgetter(name)(importlib.import_module(module))
 
 
 def import_problem(path: str, error: BaseException) -> str:

@@ -32,6 +32,14 @@ def dag(project: Project) -> DAG:
     return make_dags(project.pipelines, "dags/replay.py").dags["replay__orders"]
 
 
+@pytest.mark.parametrize("missing", ["airflow", "airflow.providers.apache.spark.hooks.spark_submit"])
+def test_without_the_extra_a_dag_file_names_what_to_install(missing: str) -> None:
+    file = f"import sys; sys.modules[{missing!r}] = None; from ackline.airflow.dags import all_dags"
+    done = subprocess.run([sys.executable, "-c", file], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: the DAGs of Ackline need Airflow 3.3"), done.stderr
+    assert 'pip install "ackline[airflow]"' in done.stderr
+
+
 def test_parsing_opens_no_socket_loads_nothing_heavy_and_is_quick(here: Project) -> None:
     """The limit is 0.5 s beyond importing Airflow, twice what an idle machine takes. One of eight tries keeps it."""
     for _ in range(8):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from ackline.cli import doctor, options
-from ackline.errors import FatalError
+from ackline.errors import ConfigError, FatalError
+from ackline.spark import jars
 from tests.cli.memory_command import MemoryCommand
 from tests.support.memory_lane import OK, MemoryLane
 
@@ -89,6 +91,30 @@ def test_a_package_whose_version_ackline_is_not_for_is_named(monkeypatch: pytest
     assert doctor._packages() == "2 packages of the right versions"
 
 
+def test_the_java_is_the_one_that_a_run_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with pytest.raises(ConfigError, match=r"no Java at /nowhere/bin/java, which JAVA_HOME names: install Java 17"):
+        doctor._java()
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.2\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    assert doctor._java() == 'openjdk version "21.0.2"'
+
+
+def test_a_damaged_jar_is_named_with_what_fetches_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ACKLINE_JARS", str(tmp_path))
+    for jar in jars.locked():
+        (tmp_path / jar.file).parent.mkdir(exist_ok=True)
+        (tmp_path / jar.file).write_text("junk")
+    with pytest.raises(
+        ConfigError, match=r"spark/.* is missing or damaged .* `python -m ackline.spark.jars fetch spark`"
+    ):
+        doctor._jars()
+
+
 # ---- every pipeline, for a probe ------------------------------------------------------------------------------------
 
 
@@ -138,6 +164,20 @@ def test_a_pipeline_whose_check_itself_fails_is_an_error_of_its_own(
     detail = "it could not be checked (RuntimeError); `ackline doctor other` shows the error"
     assert other["checks"] == [{"check": "pipeline other", "state": "error", "detail": detail}]
     assert (done.status, lane["state"]) == (1, "ok")
+
+
+@pytest.mark.usefixtures("whole_machine")
+def test_a_handler_that_prints_while_it_is_imported_leaves_standard_output_to_the_json(
+    ackline: MemoryCommand, lane: MemoryLane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "noisy.py").write_text("print('noise')\ndef handle(record): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    lane.settings["handler"] = "noisy:handle"
+    for words in (["doctor", "--all", "--json"], ["doctor", "lane", "--json"]):
+        sys.modules.pop("noisy", None)
+        done = ackline(*words)
+        assert json.loads(done.output), done.output
+        assert "noise" in done.errors
 
 
 @pytest.mark.usefixtures("whole_machine")

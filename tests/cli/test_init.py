@@ -68,6 +68,25 @@ def test_init_gives_json_to_a_program(project: Path) -> None:
     assert load(project / "include/pipelines/shop.yaml").kafka.group_id == "g"
 
 
+def test_a_connection_keeps_its_keys_and_its_registry_from_kafka_s_client(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_ours = {"ackline.token_keys": ["k"], "ackline.key_hash_secret": "s", "schema.registry.url": "http://registry"}
+    extra = {"bootstrap.servers": "127.0.0.1:9092", "client.id": "shop", **of_ours}
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": extra}))
+    given = list[object]()
+
+    def topic_names(connection: object) -> list[str]:
+        given.append(connection)
+        return ["orders"]
+
+    monkeypatch.setattr(init, "topic_names", topic_names)
+    done = CliRunner().invoke(app, ["init", "--topic", "orders"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert files(project) == FILES
+    assert given == [{"bootstrap.servers": "127.0.0.1:9092", "client.id": "shop"}] * len(given) != []
+
+
 @pytest.mark.parametrize("existing", FILES[1:])
 def test_nothing_is_written_where_a_file_exists(project: Path, existing: str) -> None:
     path = project / existing

@@ -57,6 +57,7 @@ def test_the_audit_root_may_be_in_an_object_store(monkeypatch: pytest.MonkeyPatc
         ("s3://", "names no bucket"),
         ("hdfs://bucket/audit", "it begins with hdfs://; use a path or s3://"),
         ("gs://bucket/audit", "it is in Google Cloud Storage, where .* proved for paths and for s3://"),
+        ("wasbs://container@account.blob.core.windows.net/audit", "it is in Azure Blob Storage, where"),
         ("az://container/audit", "it is in Azure Blob Storage, where"),
         ("abfss://container@account.dfs.core.windows.net/audit", "it is in Azure Blob Storage, where"),
     ],

@@ -237,8 +237,10 @@ def test_jars_are_locked_once_each_without_those_that_spark_brings() -> None:
 
 def test_missing_jars_are_an_error_with_advice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ACKLINE_JARS", str(tmp_path))
-    for read in (jars.spark_jars, jars.kafka_source_jars, jars.broker_classpath):
-        with pytest.raises(ConfigError, match=r"python -m ackline\.spark\.jars fetch"):
+    for read, configuration in (
+        (jars.spark_jars, "spark"), (jars.kafka_source_jars, "spark"), (jars.broker_classpath, "broker"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=rf"python -m ackline\.spark\.jars fetch {configuration}`"):
             read()
 
 
@@ -247,7 +249,7 @@ def test_a_run_needs_no_jar_of_a_broker(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("ACKLINE_JARS", str(tmp_path))
     assert jars.kafka_source_jars()
     monkeypatch.setattr(jars, "_ivy", lambda *_: pytest.fail("all of Spark's JARs are there"))
-    assert jars.main(["fetch", "spark"]) == 0
+    assert (jars.main(["fetch", "spark"]), jars.main(["verify", "spark"]), jars.main(["verify"])) == (0, 0, 2)
     with pytest.raises(ConfigError, match="JARs are missing"):
         jars.broker_classpath()
 

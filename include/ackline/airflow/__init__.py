@@ -2,5 +2,11 @@
 
 from importlib.util import find_spec
 
+NEEDED = (
+    "the DAGs of Ackline need Airflow 3.3 or later with its providers for Spark and Kafka: "
+    'pip install "ackline[airflow]" "apache-airflow==$(airflow version)"'
+)
+"""What an environment without the extra `airflow` is told."""
+
 if find_spec("airflow") is None:
-    raise ImportError('the DAGs of Ackline need Airflow 3.3 or later: pip install "ackline[airflow]"', name="airflow")
+    raise ImportError(NEEDED, name="airflow")

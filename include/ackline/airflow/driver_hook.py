@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
+from ackline.airflow import NEEDED
 from ackline.airflow.driver import GRACE_SECONDS, SECRETS, TASK, Secrets, lasting_error
 from ackline.airflow.traces import trace_of_task, without_headers
 from ackline.errors import ConfigError
@@ -35,6 +36,8 @@ _has_ipv6, socket.has_ipv6 = socket.has_ipv6, False
 try:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+except ModuleNotFoundError as error:
+    raise ImportError(f"{NEEDED} ({error.name} is missing)", name=error.name) from None
 finally:
     socket.has_ipv6 = _has_ipv6
 if not _probed and "urllib3.util.connection" in sys.modules:

@@ -1,7 +1,6 @@
 """`ackline doctor` checks each thing that a run needs, of one pipeline or, for a probe, of all of them."""
 
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -234,9 +233,9 @@ def _packages() -> str:
 
 
 def _java() -> str:
-    if shutil.which("java") is None:
-        raise FatalError("not found: install Java 17 or later, e.g. the package openjdk-17-jre-headless")
-    version = subprocess.run(["java", "-version"], capture_output=True, text=True, timeout=30).stderr
+    from ackline.spark.jars import java
+
+    version = subprocess.run([java(), "-version"], capture_output=True, text=True, timeout=30).stderr
     found = re.search(r'version "(\d+)', version)
     if not found or int(found[1]) < 17:
         raise FatalError(
@@ -246,10 +245,11 @@ def _java() -> str:
 
 
 def _jars() -> str:
-    from ackline.spark.jars import jar_settings
+    from ackline.spark.jars import jar_settings, verify
 
     settings = jar_settings()
     if paths := [Path(path) for path in settings.get("spark.jars", "").split(",") if path]:
+        verify(["spark"])
         return f"{len(paths)} for Spark's Kafka source in {paths[0].parent}"
     return f"Spark fetches {packages}" if (packages := settings.get("spark.jars.packages")) else "those of the cluster"
 

@@ -19,13 +19,14 @@ from ackline.actions.survey import GroupSurvey, survey_group, survey_topic, topi
 from ackline.cli import formats, tables
 from ackline.cli.options import DryRun, Json, Yes, is_confirmed
 from ackline.errors import ConfigError, counted
+from ackline.kafka.registry import without_registry_settings
 from ackline.ledger.offsets import TopicPartition
 from ackline.local.connection import dev_bootstrap
 from ackline.pipeline.connections import find_connection, variable_of
 from ackline.pipeline.field_types import topic_name
 from ackline.pipeline.folder import conflicts, handlers_folder, load_folder, pipelines_folder, project_root
 from ackline.pipeline.pipeline import load
-from ackline.pipeline.properties import broker_addresses, properties_of_connection
+from ackline.pipeline.properties import broker_addresses, properties_of_connection, without_own_settings
 from ackline.pipeline.scaffold import Scaffold, name_for, text_of_handler, text_of_pipeline, text_of_test
 
 Broker = Annotated[
@@ -131,7 +132,7 @@ def _connection(bootstrap_servers: str | None) -> Mapping[str, Any]:
             raise ConfigError(f"--bootstrap-servers: {error}", key="--bootstrap-servers") from None
     connection = find_connection(CONNECTION, "--bootstrap-servers")
     if connection is not None:
-        return properties_of_connection(CONNECTION, connection.extra)
+        return without_registry_settings(without_own_settings(properties_of_connection(CONNECTION, connection.extra)))
     if bootstrap := dev_bootstrap():
         return {"bootstrap.servers": bootstrap}
     raise ConfigError(

@@ -46,7 +46,7 @@ def root_uri(root: str) -> str:
     reason, shown = None, root.partition("?")[0]  # what follows a `?` may be a signature
     problem = scheme_problem(scheme)
     # A secret may contain a slash, so the `@` after it may come later. Azure's CONTAINER@ACCOUNT is no login.
-    if ":" in bucket or ("@" in bucket and scheme not in ("abfs", "abfss")):
+    if ":" in bucket or ("@" in bucket and scheme not in ("wasb", "wasbs", "abfs", "abfss")):
         reason, shown = (
             "it holds a login. Remove it, and set the login as docs/settings.md describes",
             f"{scheme}://***",

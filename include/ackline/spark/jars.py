@@ -4,9 +4,9 @@
 Ivy inside pyspark fetches the JARs once, into a folder outside the project that is named after the lock. So a second
 clone uses the same folder.
 
-`python -m ackline.spark.jars fetch | fetch spark | verify | lock`; with `spark` it fetches those of Spark alone, which
-are all that a run needs. Environment variables: `ACKLINE_JARS` (another folder, or where Spark gets the JARs of a run
-instead: `packages` or `cluster`), `ACKLINE_IVY_SETTINGS` (an Ivy settings file, for a site with its own mirror),
+`python -m ackline.spark.jars fetch | verify | lock`; `fetch spark` and `verify spark` are about those of Spark alone,
+which are all that a run needs. Environment variables: `ACKLINE_JARS` (another folder, or where Spark gets the JARs of a
+run instead: `packages` or `cluster`), `ACKLINE_IVY_SETTINGS` (an Ivy settings file, for a site with its own mirror),
 `JAVA_HOME`.
 """
 
@@ -33,7 +33,7 @@ WANTED_BY_SPARK = (*KAFKA_SOURCE, "delta-", "unitycatalog-")
 CONFIGURATIONS = ("spark", "broker")
 PACKAGES, CLUSTER = "packages", "cluster"
 """Values of ACKLINE_JARS that are no folder: Spark fetches the packages itself, or the cluster has the JARs."""
-_FETCH = "fetch them with `python -m ackline.spark.jars fetch`"
+_USAGE = "usage: python -m ackline.spark.jars fetch [spark] | verify [spark] | lock"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -76,7 +76,8 @@ def java() -> str:
     home = os.environ.get("JAVA_HOME")
     command = f"{home}/bin/java" if home else shutil.which("java")
     if command is None or not os.access(command, os.X_OK):
-        raise ConfigError(f"no Java at {command}: install Java 17 or later" if command else "install Java 17 or later")
+        where = f"at {command}, which JAVA_HOME names" if command else "on PATH"
+        raise ConfigError(f"no Java {where}: install Java 17 or later, e.g. the package openjdk-17-jre-headless")
     return command
 
 
@@ -95,8 +96,12 @@ def jars_of(configuration: str) -> list[Path]:
     folder = cache_folder()
     jars = [folder / jar.file for jar in locked() if jar.configuration == configuration]
     if not all(jar.is_file() for jar in jars):
-        raise ConfigError(f"JARs are missing from {folder}: {_FETCH}")
+        raise ConfigError(f"JARs are missing from {folder}: {_fetch_text(configuration)}")
     return jars
+
+
+def _fetch_text(configuration: str) -> str:
+    return f"fetch them with `python -m ackline.spark.jars fetch {configuration}`"
 
 
 def spark_jars() -> list[Path]:
@@ -141,6 +146,13 @@ def broker_classpath() -> str:
 def damaged(folder: Path, jars: Iterable[Jar]) -> list[Jar]:
     """Returns the JARs that are missing from the folder, or whose hash there differs from the lock."""
     return [jar for jar in jars if _sha256(folder / jar.file) != jar.sha256]
+
+
+def verify(configurations: Collection[str] = CONFIGURATIONS) -> None:
+    """Raises ConfigError if a JAR of these configurations is missing, or is not the one of the lock."""
+    if wrong := damaged(cache_folder(), (jar for jar in locked() if jar.configuration in configurations)):
+        missing = f"{wrong[0].file} is missing or damaged in {cache_folder()}"
+        raise ConfigError(f"{missing}: {_fetch_text(wrong[0].configuration)}")
 
 
 def fetch(configurations: Collection[str] = CONFIGURATIONS) -> int:
@@ -248,16 +260,17 @@ def _sha256(path: Path) -> str:
 def main(arguments: list[str]) -> int:
     """Runs `fetch`, `verify` or `lock`. Returns the exit status."""
     try:
-        if arguments[:1] == ["fetch"] and {*arguments[1:]} <= {*CONFIGURATIONS}:
-            if count := fetch(arguments[1:] or CONFIGURATIONS):
-                print(f"fetched {count} JARs into {cache_folder()}")
-        elif arguments == ["verify"]:
-            if wrong := damaged(cache_folder(), locked()):
-                raise ConfigError(f"{wrong[0].file} is missing or damaged in {cache_folder()}: {_FETCH}")
+        command, configurations = arguments[:1], arguments[1:] or CONFIGURATIONS
+        if arguments in (["--help"], ["-h"]):
+            print(_USAGE)
         elif arguments == ["lock"]:
             print(f"{LOCK.name} names {relock()} JARs")
-        else:
-            raise ConfigError("usage: python -m ackline.spark.jars fetch | fetch spark | verify | lock")
+        elif command not in (["fetch"], ["verify"]) or not {*configurations} <= {*CONFIGURATIONS}:
+            raise ConfigError(_USAGE)
+        elif command == ["verify"]:
+            verify(configurations)
+        elif count := fetch(configurations):
+            print(f"fetched {count} JARs into {cache_folder()}")
     except AcklineError as error:
         print(error, file=sys.stderr)
         return error.exit_status
