@@ -1,5 +1,6 @@
 """Parsing DAG files is cheap, opens no socket, and makes the DAGs of all valid pipeline files beside a broken one."""
 
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -8,10 +9,11 @@ from pathlib import Path
 import pytest
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable
 
-from ackline.airflow.dags import all_dags, broken_files, make_dags
+from ackline.airflow.dags import all_dags, broken_files, make_dags, raise_broken_files
 from ackline.airflow.driver_hook import driver_environment
 from ackline.airflow.operate import OPERATE_PREFIX, operate_dag
 from ackline.airflow.operators import use_folder_of
+from ackline.errors import ConfigError
 from ackline.pipeline.folder import load_pipeline, pipelines_folder
 from tests.airflow.project import Project, parsed
 
@@ -115,6 +117,8 @@ def test_a_misspelt_kind_of_dag_is_an_import_error_and_drops_no_replay_dag(
 ) -> None:
     monkeypatch.setenv("ACKLINE_DAGS", "operat")
     [error] = broken_files(here.pipelines).values()
+    with pytest.raises(ConfigError, match=re.escape(error)):  # a relative folder starts at the DAG file's
+        raise_broken_files(here.pipelines.name, str(here.pipelines.parent / "broken.py"))
     assert "operat is no kind of DAG" in error
     assert len(make_dags(here.pipelines, "dags/replay.py").dags) == 1
 

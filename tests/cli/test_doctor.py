@@ -218,3 +218,13 @@ def test_doctor_of_a_pipeline_fails_for_that_one_alone_and_names_the_remedy_of_a
     assert topic["detail"].endswith("; did you mean orders?")
     (own,) = [check for check in json.loads(ackline("doctor", "--json").output) if check["check"] == "pipeline file"]
     assert not own["ok"]
+
+
+def test_a_folder_that_is_not_there_or_empty_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, what in ((tmp_path / "away", "no such folder"), (tmp_path, "no file")):
+        monkeypatch.setenv("ACKLINE_PIPELINES", str(folder))
+        (check,) = doctor._files(None)
+        remedy = "set ACKLINE_PIPELINES, or write a first file with `ackline init`"
+        assert (check.ok, check.detail) == (False, f"{what}: {folder}; {remedy}")

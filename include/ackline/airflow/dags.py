@@ -21,6 +21,7 @@ from airflow.sdk import DAG, Asset, BaseOperatorLink, CronDataIntervalTimetable,
 from ackline.airflow.interval import IntervalPlanOperator
 from ackline.airflow.operate import run_params
 from ackline.airflow.operators import PlanOperator, ReplayOperator, SettleOperator, new_dag
+from ackline.errors import ConfigError
 from ackline.ledger.backoff import FOREVER
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.folder import audit_root, lane_folder, load_folder, load_pipeline
@@ -115,7 +116,8 @@ def all_dags(folder: str | Path, file: str) -> Mapping[str, DAG]:
         globals().update(all_dags("pipelines", __file__))
 
     A relative folder starts at the folder of the DAG file, so each version of a bundle has its own. A pipeline file
-    that is refused has no DAG; the log of the DAG processor names it. Never raises, as `make_dags`.
+    that is refused has no DAG; the log of the DAG processor names it, and with `raise_broken_files` in a second DAG
+    file it is an import error in Airflow. Never raises, as `make_dags`.
     """
     from ackline.airflow.backfill import BACKFILL_PREFIX, backfill_dag
     from ackline.airflow.operate import OPERATE_PREFIX, maintenance_dag, operate_dag
@@ -127,6 +129,16 @@ def all_dags(folder: str | Path, file: str) -> Mapping[str, DAG]:
         log.warning("no DAG: %s", text)
     maintenance = maintenance_dag(file)
     return {**found, maintenance.dag_id: maintenance}
+
+
+def raise_broken_files(folder: str | Path, file: str) -> None:
+    """Raises ConfigError with the errors of the pipeline files that have no DAG, for a DAG file that makes none.
+
+    Airflow shows it as an import error of that file, and the DAGs of the other pipeline files keep working. `folder` is
+    as in `all_dags`.
+    """
+    if broken := broken_files(Path(file).parent / folder):
+        raise ConfigError("pipeline files without a DAG:\n" + "\n".join(broken.values()))
 
 
 def broken_files(folder: Path) -> Mapping[Path, str]:
@@ -150,7 +162,7 @@ def _load(folder: Path, name: str | None) -> tuple[Collection[Pipeline], dict[Pa
     """Returns the valid pipelines of a folder, or `name` alone, and the errors of the others by file."""
     try:
         if not folder.is_dir():
-            return [], {folder: f"{folder}: no such folder; set ACKLINE_PIPELINES to the folder of the pipeline files"}
+            return [], {folder: f"{folder}: no such folder; correct it in the DAG file, or in ACKLINE_PIPELINES"}
         if name is not None:
             return [load_pipeline(folder, name)], {}
         loaded = load_folder(folder)

@@ -31,7 +31,7 @@ from ackline.lane.rights import missing_rights, rights_text, topics_of_run
 from ackline.ledger.turns import Settlement
 from ackline.local.connection import uses_dev_broker
 from ackline.outputs.checks import check_outputs, older_copies_of_backfills
-from ackline.pipeline.folder import audit_root, load_folder, make_handlers_importable, pipelines_folder
+from ackline.pipeline.folder import LoadedFolder, audit_root, load_folder, make_handlers_importable, pipelines_folder
 from ackline.pipeline.functions import load_functions, load_step
 from ackline.pipeline.pipeline import Pipeline
 from ackline.pipeline.streams import Stream, Translation
@@ -125,8 +125,8 @@ def examine_all() -> tuple[list[Check], dict[str, list[Check]]]:
     pipeline by its name, or by the name of its file if that is refused."""
     folder = pipelines_folder()
     loaded = load_folder(folder)
-    found = bool(loaded.pipelines or loaded.broken)
-    machine = [*_machine(), Check("pipelines", found, f"{', '.join(loaded.pipelines) or 'no valid one'} in {folder}")]
+    # A file that is refused is a pipeline of its own there, whose state is an error.
+    machine = [*_machine(), replace(_pipelines(folder, loaded), ok=bool(loaded.pipelines or loaded.broken))]
     make_handlers_importable()
     pipelines = {name: _alone(name) for name in loaded.pipelines}
     pipelines |= {path.stem: [Check("pipeline file", False, str(error))] for path, error in loaded.broken.items()}
@@ -272,10 +272,18 @@ def _files(name: str | None) -> Iterator[Check]:
     warning: it stops no run of this one."""
     folder = pipelines_folder()
     loaded = load_folder(folder)
-    yield Check("pipelines", bool(loaded.pipelines), f"{', '.join(loaded.pipelines) or 'none'} in {folder}")
+    yield _pipelines(folder, loaded)
     for path, error in loaded.broken.items():
         is_other = name is not None and path.stem != name
         yield Check("pipeline file", is_other, f"{_WARNING}{error}" if is_other else str(error))
+
+
+def _pipelines(folder: Path, loaded: LoadedFolder) -> Check:
+    if not (loaded.pipelines or loaded.broken):
+        what = "no file" if folder.is_dir() else "no such folder"
+        remedy = "set ACKLINE_PIPELINES, or write a first file with `ackline init`"
+        return Check("pipelines", False, f"{what}: {folder}; {remedy}")
+    return Check("pipelines", bool(loaded.pipelines), f"{', '.join(loaded.pipelines) or 'no valid one'} in {folder}")
 
 
 def _code(pipeline: Pipeline) -> Iterator[Check]:

@@ -35,7 +35,7 @@ from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE, TurnKind
 from ackline.pipeline.arguments import PartitionChoice
-from ackline.pipeline.folder import audit_root, load_folder, pipelines_folder
+from ackline.pipeline.folder import audit_root, check_folder, load_folder, pipelines_folder
 from ackline.tables.history import settled_turns, step_figures
 from ackline.tables.lease import HolderState
 
@@ -173,10 +173,7 @@ def _ago(at: datetime, now: datetime) -> str:
 def _show_all(now: str | None, as_json: bool) -> None:
     """Shows every pipeline: first what it stands still for, then the table."""
     folder = pipelines_folder()
-    if not folder.is_dir():
-        raise ConfigError(
-            f"no folder of pipeline files at {folder}; set ACKLINE_PIPELINES, or start from the project's root"
-        )
+    check_folder(folder)
     loaded = load_folder(folder)
     with ThreadPoolExecutor(_READERS) as pool:
         found = list(pool.map(lambda name: _summary(name, now), sorted(loaded.pipelines)))

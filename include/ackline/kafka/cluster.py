@@ -136,7 +136,10 @@ class Cluster:
             answers = self._admin.describe_topics(TopicCollection(unique), request_timeout=ADMIN_TIMEOUT)
             topics: dict[str, TopicInfo] = {}
             for name, answer in answers.items():
-                described = self._result(answer, f"describing topic {name}", ADMIN_TIMEOUT, absent=NOT_FOUND)
+                right = f"Describe on topic {name}"
+                described = self._result(
+                    answer, f"describing topic {name}", ADMIN_TIMEOUT, absent=NOT_FOUND, right=right
+                )
                 if described is not None:
                     leaders = {p.id: p.leader is not None and p.leader.id >= 0 for p in described.partitions}
                     topics[name] = TopicInfo(str(described.topic_id), dict(sorted(leaders.items())))
@@ -338,28 +341,30 @@ class Cluster:
 
     def _result(
         self, answer: "Future[Any]", doing: str, timeout: float, tp: TopicPartition | None = None,
-        absent: frozenset[str] = frozenset(),
+        absent: frozenset[str] = frozenset(), right: str | None = None,
     ) -> Any:  # fmt: skip
-        """The answer to an admin request; None if its error is one of `absent`."""
+        """The answer to an admin request, for which the login needs `right`; None if its error is one of `absent`."""
         try:
             return answer.result(timeout + 1)
         except (KafkaException, TimeoutError) as raised:
             error = kafka_error(raised)
             if error is not None and error.name() in absent:
                 return None
-            failed = self._ackline_error(error, doing, tp)
+            failed = self._ackline_error(error, doing, tp, right)
             unanswered = error is not None and self._last.cause(error) is error  # and not for want of a login
             if error is not None and unanswered and error.name() in _LEADER_MOVING and type(failed) is TransientError:
                 raise _LeaderMoving(str(failed), tp=tp) from raised
             raise failed from raised
 
-    def _ackline_error(self, error: KafkaError | None, doing: str, tp: TopicPartition | None) -> AcklineError:
+    def _ackline_error(
+        self, error: KafkaError | None, doing: str, tp: TopicPartition | None, right: str | None = None
+    ) -> AcklineError:
         # Serves the error callback, which alone reports a refused login: the request only times out.
         self._admin.poll(0)
         known = error if error is not None else KafkaError(KafkaError._TIMED_OUT)
         if known.name() == "TOPIC_EXCEPTION":
             return ConfigError(f"{doing}: Kafka does not allow this name; correct it")
-        return ackline_error(known, doing, self._config, tp, last=self._last)
+        return ackline_error(known, doing, self._config, tp, last=self._last, right=right)
 
 
 TIMEOUT = 30.0

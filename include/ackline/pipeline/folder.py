@@ -213,15 +213,21 @@ def load_folder(folder: Path) -> LoadedFolder:
     return LoadedFolder({p.name: p for path, p in valid.items() if path not in broken}, broken)
 
 
+def check_folder(folder: Path) -> None:
+    """Raises ConfigError if the folder of pipeline files does not exist."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"no folder of pipeline files at {folder}; set ACKLINE_PIPELINES, or start in the folder that holds "
+            f"include/pipelines"
+        )
+
+
 def find_pipeline(folder: Path, name: str) -> Pipeline:
     """Returns the pipeline `name` of a folder.
 
     Raises ConfigError if the folder does not exist or has no such pipeline, or with the problems of its file.
     """
-    if not folder.is_dir():
-        raise ConfigError(
-            f"no folder of pipeline files at {folder}; set ACKLINE_PIPELINES, or start from the project's root"
-        )
+    check_folder(folder)
     loaded = load_folder(folder)
     if name in loaded.pipelines:
         return loaded.pipelines[name]
