@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 _COMMAND = re.compile(r"`(ackline [^`]+)`")
+SETTINGS_PAGE = "https://github.com/ackline/ackline/blob/main/docs/settings.md"
+"""The page to which errors lead. A package has no documents beside it."""
 
 
 class AcklineError(Exception):

@@ -249,6 +249,8 @@ def demo(
 ) -> None:
     """Run two pipelines on a broker, Spark and Airflow of their own: 22,000 orders until all are settled, then proofs.
 
+    It runs the pipelines of a checkout of Ackline, and needs one.
+
     Examples: `ackline demo`, `ackline demo --keep` and afterwards `ackline dev down`
     """
     from ackline.local.demo import main

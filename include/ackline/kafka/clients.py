@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from ackline.errors import AcklineError, ConfigError, FatalError, MissingRights, TransientError
+from ackline.errors import SETTINGS_PAGE, AcklineError, ConfigError, FatalError, MissingRights, TransientError
 from ackline.kafka.config import CONSUMER_ONLY, brokers, login_text, mask_secrets
 from ackline.kafka.login_failures import login_failure, refuses_certificate
 from ackline.ledger.offsets import TopicPartition
@@ -157,7 +157,7 @@ def ackline_error(
             kind = TransientError if transient else FatalError
     elif is_denied(cause):
         right = right or (f"Read on topic {tp.topic}" if tp is not None else "a right")
-        kind, advice = MissingRights, f"{login_text(config)} lacks {right}: grant it; docs/settings.md lists the rights"
+        kind, advice = MissingRights, f"{login_text(config)} lacks {right}: grant it; {SETTINGS_PAGE} lists the rights"
     elif is_transient(cause):
         kind, advice = TransientError, "check that the broker is up and can be reached from here; then run this again"
     elif cause.name() in NOT_FOUND:

@@ -8,7 +8,7 @@ which Kafka lets offsets be committed, or Describe in a pipeline that commits no
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from ackline.errors import MissingRights
+from ackline.errors import SETTINGS_PAGE, MissingRights
 from ackline.kafka.config import brokers, login_name, login_text
 from ackline.lane.adapters import Adapters
 from ackline.ledger.turns import Settlement
@@ -79,5 +79,5 @@ def rights_text(adapters: Adapters, missing: Iterable[Right], consequence: str =
     return (
         f"{login_text(adapters.kafka)} lacks at {brokers(adapters.kafka)}: {', '.join(map(str, missing))}. "
         f"{consequence}. Grant each, as with `{grant} --{first.kind} {first.name}`, or correct the login; "
-        f"docs/settings.md lists the least rights"
+        f"{SETTINGS_PAGE} lists the least rights"
     )

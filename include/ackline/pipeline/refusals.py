@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ackline.errors import ConfigError, counted
+from ackline.errors import SETTINGS_PAGE, ConfigError, counted
 from ackline.pipeline.field_types import ADVICE_BY_PATTERN, MAPPING
 
 _EXPECTED = {
@@ -78,7 +78,7 @@ _LIMITS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 }
 """What to write, by the name of an error about a limit and what the limit is."""
 
-_OTHER = "not valid; docs/settings.md lists what this key takes"
+_OTHER = f"not valid; {SETTINGS_PAGE} lists what this key takes"
 
 
 def advice_for(key: str, kind: str, context: Mapping[str, Any], value: object) -> str:

@@ -16,6 +16,8 @@ from typing import Any
 
 import yaml
 
+from ackline.errors import SETTINGS_PAGE
+
 _MOST = 0.8
 """The share of records by which their kind, or a field, is part of the format."""
 _MAX_FIELDS = 20
@@ -153,7 +155,7 @@ def text_of_pipeline(scaffold: Scaffold) -> str:
         )
     group = "Ackline goes on from its commits" if scaffold.adopted else "only this pipeline may commit its offsets"
     return (
-        "# docs/settings.md lists every key. `ackline plan` shows what a run reads.\n"
+        f"# {SETTINGS_PAGE} lists every key.\n# `ackline plan` shows what a run reads.\n"
         f"name: {_scalar(scaffold.name)}\n"
         "kafka:\n"
         f"  {broker}\n"

@@ -6,7 +6,7 @@ which its tests prove that, through the clients that it uses. It refuses another
 
 import re
 
-from ackline.errors import ConfigError
+from ackline.errors import SETTINGS_PAGE, ConfigError
 
 _UNPROVED = {
     "gs": "Google Cloud Storage",
@@ -48,7 +48,7 @@ def root_uri(root: str) -> str:
     # A secret may contain a slash, so the `@` after it may come later. Azure's CONTAINER@ACCOUNT is no login.
     if ":" in bucket or ("@" in bucket and scheme not in ("wasb", "wasbs", "abfs", "abfss")):
         reason, shown = (
-            "it holds a login. Remove it, and set the login as docs/settings.md describes",
+            f"it holds a login. Remove it, and set the login as {SETTINGS_PAGE} describes",
             f"{scheme}://***",
         )
     elif problem is not None:
