@@ -117,7 +117,7 @@ def test_a_pipeline_that_conflicts_with_another_is_refused_before_anything_is_wr
     ("arguments", "reason"),
     [([], "--topic is missing: name the topic to read. The broker has: orders, orders.dead, payments"),
      (["--topic", "a b"], "--topic: 'a b' is not a topic name"),
-     (["--topic", "orders", "--name", "../x"], "the new pipeline file:2: name: "),
+     (["--topic", "orders", "--name", "../x"], "the new pipeline file:3: name: "),
      (["--topic", "orders", "--group", " "], "kafka.group_id")],
 )  # fmt: skip
 def test_what_can_make_no_pipeline_is_refused_by_name(project: Path, arguments: list[str], reason: str) -> None:
