@@ -35,6 +35,8 @@ from tests.soak.writer import Writer
 MINUTE = 60.0
 LATE = 1.1
 """A round counts as late from so many times its length."""
+RECENT = 10
+"""Samples, one a minute, whose turns the files on the disk are compared with."""
 STRIKES = {
     "worker killed": (3, 1),
     "backfill": (2, 1),
@@ -312,6 +314,10 @@ class Soak:
             figures["turn_median"] = statistics.median(of_steady)
             figures["turn_cpu"] = (cpu - self._cpu) / len(of_steady)
         self._cpu = cpu
+        figures["turns"] = self.tally.turns
+        earlier = self.samples[-RECENT].figures["turns"] if len(self.samples) >= RECENT else self.tally.turns
+        if self.tally.turns > earlier:
+            figures["files_per_turn"] = figures["files"] / (self.tally.turns - earlier)
         if settled := sum(self.tally.outcomes.values()):
             figures["bytes_per_outcome"] = figures["bytes"] / settled
         self.samples.append(Sample((self._sampled - self.begun) / MINUTE, figures))

@@ -26,7 +26,7 @@ def soak(seed: int, leak: Leak = lambda turns: {}, minutes: int = MINUTES) -> li
             "driver_threads": 12 + rng.randrange(3),
             "jvm_threads": 110 + rng.randrange(9),
             "temporary": 20 + rng.randrange(5),
-            "files": 2_000 + 6_000 * warm + rng.randrange(900),
+            "files_per_turn": 8 + 22 * warm + rng.randrange(4),
             "staged": rng.randrange(6),
             "bytes_per_outcome": 180 + 200 / minute + rng.gauss(0, 3),
             "turn_cpu": 0.9 * rng.lognormvariate(0, 0.15),
@@ -56,7 +56,7 @@ LEAKS: dict[str, Leak] = {
     "a thread that every fiftieth turn leaves": lambda turns: {"driver_threads": turns // 50},
     "a temporary folder": lambda turns: {"temporary": turns // 20},
     "a staging folder that is never removed": lambda turns: {"staged": turns // 10},
-    "files that nothing removes": lambda turns: {"files": turns * 8},
+    "files that nothing removes": lambda turns: {"files_per_turn": turns * 8 / (10 * TURNS_A_MINUTE)},
     "bytes that are of no outcome": lambda turns: {"bytes_per_outcome": turns / 10},
     "a turn that reads all turns before it": lambda turns: {"turn_cpu": turns / 400, "turn_median": turns / 300},
 }
