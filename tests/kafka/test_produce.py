@@ -9,7 +9,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from ackline.errors import AcklineError, TransientError
 from ackline.kafka import clients
-from ackline.kafka.produce import OutputTopics, Row, send_answers
+from ackline.kafka.clients import LastError
+from ackline.kafka.produce import OutputTopics, Row, cause_of, send_answers
 
 TOO_LARGE, TIMED_OUT = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), KafkaError(KafkaError._MSG_TIMED_OUT)
 CONFIG = {"bootstrap.servers": "nowhere:1"}
@@ -99,3 +100,19 @@ def test_no_answer_from_the_broker_is_transient(scripted: ScriptedProducer) -> N
     for sends in (lambda: sent(b"a"), lambda: send_answers(CONFIG, "acks", [("t1", "ack")])):
         with pytest.raises(TransientError, match="_MSG_TIMED_OUT"):
             sends()
+
+
+def test_the_refusal_behind_a_fatal_error_is_waited_for_because_messages_may_fail_before_it_is_told() -> None:
+    denied, last, polls = KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED), LastError(), list[int]()
+
+    class Telling(ScriptedProducer):
+        def poll(self, _seconds: float) -> None:
+            polls.append(1)
+            if len(polls) == 3:
+                last(denied)
+
+    fatal = KafkaError(KafkaError._FATAL)
+    producer: Any = Telling()
+    assert cause_of(TIMED_OUT, last, producer) is TIMED_OUT
+    assert (cause_of(fatal, last, producer), len(polls)) == (denied, 3)
+    assert (cause_of(fatal, last, producer), len(polls)) == (denied, 3)

@@ -25,7 +25,15 @@ from ackline.kafka import clients
 from ackline.kafka.clients import LastError, ackline_error, is_denial, is_transient
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.fetching import Found, Headers, headers_of
-from ackline.kafka.produce import ALL_REPLICAS, MANY_OF_ANY_SIZE, POLL_SECONDS, REFUSED, drop_unanswered, produce
+from ackline.kafka.produce import (
+    ALL_REPLICAS,
+    MANY_OF_ANY_SIZE,
+    POLL_SECONDS,
+    REFUSED,
+    cause_of,
+    drop_unanswered,
+    produce,
+)
 from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.ledger.outcomes import timestamp_of
 
@@ -47,6 +55,7 @@ _SETTINGS: Mapping[str, object] = {
     "topic.metadata.propagation.max.ms": 5000,
 }
 _TIMED_OUT = "_MSG_TIMED_OUT"
+_FATAL = KafkaError(KafkaError._FATAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,8 @@ class DeadLetters:
         self._to_resend: deque[_Posting] = deque()
         self._confirmed_at = 0.0
         self._gave_up = False
+        self._fatal: str | None = None
+        """What a fatal error of a producer was, once a letter has met it."""
 
     def __enter__(self) -> Self:
         return self
@@ -182,6 +193,9 @@ class DeadLetters:
     def _await(self, posting: _Posting) -> Delivery:
         while posting.delivery is None:
             self._serve(POLL_SECONDS)
+        if posting.delivery.error == _FATAL.name():
+            self._fatal = self._fatal or cause_of(_FATAL, self._last, *self._producers()).name()
+            return replace(posting.delivery, error=self._fatal)
         return posting.delivery
 
     def _serve(self, wait: float) -> None:
@@ -224,7 +238,6 @@ class DeadLetters:
             return
         if error.name() == _TIMED_OUT and self._confirmed_at < posting.posted_at:
             self._gave_up = True
-        # After a fatal error, as of a login without a right to the topic, a message itself has `_FATAL`.
         posting.finish(self._last.cause(error).name())
 
     def _producers(self) -> list[Producer]:

@@ -2,6 +2,7 @@
 dead letters (`ackline.kafka.dead_letters`, which keeps a window of unanswered letters and makes refused ones smaller).
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ REFUSED = frozenset({
 })  # fmt: skip
 """Errors that mean that the broker refuses this message as it is: the same bytes would be refused again."""
 POLL_SECONDS = 0.02
+_REFUSAL_SECONDS = 1.0
 
 _ANSWER_SECONDS = 30.0
 """Seconds within which the broker has to acknowledge an answer."""
@@ -66,6 +68,20 @@ def produce(
         except KafkaException as raised:
             on_delivery(kafka_error(raised) or KafkaError(KafkaError._FAIL), None)
             return
+
+
+def cause_of(error: KafkaError, last: LastError, *producers: Producer) -> KafkaError:
+    """Returns the refusal behind the error of a message, or that error. `last` is the `error_cb` of the producers.
+
+    After a fatal error, as of a login without a right to the topic, a message itself has `_FATAL`. The client tells the
+    refusal by the callback, which may come after the results of the messages: this waits for it, for a second at most.
+    """
+    until = time.monotonic() + _REFUSAL_SECONDS
+    while error.name() == "_FATAL" and last.cause(error) is error and time.monotonic() < until:
+        for producer in producers:
+            with suppress(KafkaException):
+                producer.poll(POLL_SECONDS)
+    return last.cause(error)
 
 
 def drop_unanswered(producer: Producer) -> None:
@@ -117,7 +133,7 @@ class _Sender:
 
     def error(self, error: KafkaError, topic: str) -> AcklineError:
         """Returns the error to raise for a message to `topic` that failed with `error`."""
-        right = f"Write on topic {topic}"
+        right, error = f"Write on topic {topic}", cause_of(error, self._last, self._producer)
         return ackline_error(error, f"{self._doing} {topic}", self._config, last=self._last, right=right)
 
     def close(self) -> None:
