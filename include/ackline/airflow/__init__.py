@@ -6,7 +6,7 @@ NEEDED = (
     "the DAGs of Ackline need Airflow 3.3 or later with its providers for Spark and Kafka: "
     'pip install "ackline[airflow]" "apache-airflow==$(airflow version)"'
 )
-"""What an environment without the extra `airflow` is told."""
+"""The text of the ImportError that a DAG file gets without the extra `airflow`."""
 
 if find_spec("airflow") is None:
     raise ImportError(NEEDED, name="airflow")
