@@ -32,8 +32,18 @@ def wait_at(gate):
             file.write(os.getcwd())
         time.sleep(0.05)
 
+# Each worker's executor reads a part of the source, so that each holds a part of every exchange. Were one of them late,
+# Spark would give all tasks to the other, since a step runs where its tuples are.
+def wait_for_both_executors():
+    os.makedirs(both := FOLDER + "/executors", exist_ok=True)
+    open(os.path.join(both, os.getcwd().replace("/", "_")), "w").close()
+    while len(os.listdir(both)) < 2:
+        time.sleep(0.05)
+
 def split(record):
     journal.handle(record)
+    if not seen:
+        wait_for_both_executors()
     seen.add(record.partition)
     if len(seen) > 1 and os.path.exists(FOLDER + "/gate-of-second"):
         wait_at(FOLDER + "/gate")
@@ -51,11 +61,12 @@ def end(given):
     pass
 
 # A task of the acker runs no code of a user. This module is imported by the Python processes of the steps, and Spark
-# gives the tasks of the acker to the same processes.
+# gives the tasks of the acker to the same processes. The task that waits is the one with the records' events: the other
+# may need nothing of its executor's part of the exchange, and the run then goes on without it.
 finish = AckerRun.finish
 
 def finish_at_gate(self):
-    if os.path.exists(FOLDER + "/gate-of-acker"):
+    if self._block is not None and os.path.exists(FOLDER + "/gate-of-acker"):
         wait_at(FOLDER + "/gate")
     return finish(self)
 
