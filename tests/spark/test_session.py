@@ -89,6 +89,14 @@ def test_a_connection_without_a_host_is_refused(monkeypatch: pytest.MonkeyPatch)
         chosen_master()
 
 
+def test_deploy_mode_cluster_is_refused_by_the_command_and_doctor_as_by_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MASTER, raising=False)
+    connection = {"conn_type": "spark", "host": "spark://master:7077", "extra": {"deploy-mode": "cluster"}}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
+    with pytest.raises(ConfigError, match="set it to `client`"):
+        chosen_master()
+
+
 @pytest.mark.parametrize("master", ["spark://cluster:7077", "yarn", "k8s://https://host"])
 def test_the_default_folder_of_the_tables_is_refused_with_executors_on_other_hosts(
     master: str, monkeypatch: pytest.MonkeyPatch

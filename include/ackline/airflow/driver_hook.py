@@ -24,11 +24,18 @@ from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 from ackline.airflow import NEEDED
 from ackline.airflow.driver import GRACE_SECONDS, SECRETS, TASK, Secrets, lasting_error
 from ackline.airflow.traces import trace_of_task, without_headers
-from ackline.errors import ConfigError
 from ackline.pipeline.connections import Connection as FoundConnection
 from ackline.pipeline.connections import without_airflow
 from ackline.pipeline.folder import handlers_folder
-from ackline.spark.master import MASTER, SPARK_CONNECTION, check_master, connect_server, is_local, master_of
+from ackline.spark.master import (
+    MASTER,
+    SPARK_CONNECTION,
+    check_deploy_mode,
+    check_master,
+    connect_server,
+    is_local,
+    master_of,
+)
 from ackline.tables.lease import ProcessIdentity
 
 _probed = "urllib3.util.connection" in sys.modules
@@ -76,12 +83,7 @@ class DriverHook(SparkSubmitHook):
     def __init__(self, secrets: Secrets, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._secrets = secrets
-        if self._connection["deploy_mode"] == "cluster":
-            raise ConfigError(
-                f"the Airflow connection {SPARK_CONNECTION} has deploy mode `cluster`, in which the Kafka password "
-                f"would travel as an argument: set it to `client`; executors run on the cluster in both modes",
-                key="deploy-mode",
-            )
+        check_deploy_mode(self._connection["deploy_mode"])
         named, source = self._connection["master"], f"the Airflow connection {SPARK_CONNECTION}"
         self._server = connect_server(named)
         if self._server is not None:

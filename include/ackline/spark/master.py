@@ -134,8 +134,8 @@ def chosen_master() -> Master:
 
     A task of Airflow sets the variable for its driver, so that neither of them looks for another one. Raises
     ConfigError if SPARK_REMOTE is set, by which pyspark would choose a Spark Connect server of its own; if the
-    connection has no host; and if the executors are on other machines while ACKLINE_AUDIT is not set. Raises
-    TransientError if Airflow can't be asked for the connection.
+    connection has no host, or deploy mode `cluster`; and if the executors are on other machines while ACKLINE_AUDIT is
+    not set. Raises TransientError if Airflow can't be asked for the connection.
     """
     if os.environ.get("SPARK_REMOTE"):
         raise ConfigError(
@@ -148,8 +148,19 @@ def chosen_master() -> Master:
     connection = find_connection(SPARK_CONNECTION, SPARK_CONNECTION)
     if connection is None:
         return _dev_server() or Master("local[*]", f"the connection {SPARK_CONNECTION} is not defined")
+    check_deploy_mode(connection.extra.get("deploy-mode"))
     source = f"the connection {SPARK_CONNECTION}"
     return Master(check_master(master_of(connection), source), source)
+
+
+def check_deploy_mode(mode: object) -> None:
+    """Raises ConfigError for the deploy mode `cluster` of the connection `spark_default`."""
+    if mode == "cluster":
+        raise ConfigError(
+            f"the Airflow connection {SPARK_CONNECTION} has deploy mode `cluster`, in which the Kafka password would "
+            f"travel as an argument: set it to `client`; executors run on the cluster in both modes",
+            key="deploy-mode",
+        )
 
 
 def master_of(connection: Connection) -> str:
