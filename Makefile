@@ -27,23 +27,24 @@ up: setup ## the demo, in a few minutes, and left running; then prints the page'
 down: setup ## stop what `make up` left running
 	@ackline dev down
 
-test: setup ## the tests but the deep ones, in two processes: one has Spark, the other Airflow
-	@$(PYTEST) -m "not deep and not release"
+test: setup ## the tests, in two processes: one has Spark, the other Airflow; `make test SLOW=1` adds the slow ones
+	@$(PYTEST) -m "$(if $(SLOW),,not slow and )not deep and not release"
 
-test-deep: setup ## the tests that `make test` leaves out: more kills, more tiers, clusters, every document
+test-deep: setup ## more of each kind, before a change of what they hold lands: more kills, more tiers, clusters
 	@$(PYTEST) -m deep
 
 test-release: setup ## before a release: more deployments, lost machines, logins and restored copies, and the bench
 	@$(PYTEST) -m release
 
 test-unit: setup ## the tests without a broker, Spark or Airflow
-	@$(PYTEST) -m "not real and not release"
+	@$(PYTEST) -m "not real and not slow and not deep and not release"
 
-check: setup ## ruff, mypy, and deptry: what is imported is declared, and what is declared imported
+check: setup ## ruff, mypy, deptry (what is imported is declared, what is declared imported), and the ceiling of lines
 	@ruff check $(CHECKED) scripts
 	@ruff format --check $(CHECKED) scripts
 	@mypy $(CHECKED)
 	@deptry --no-ansi .
+	@pytest --quiet --no-header --no-summary tests/project/test_ceiling.py
 
 format: setup ## let ruff lay out the code
 	@ruff check --fix --select I $(CHECKED) scripts

@@ -32,7 +32,7 @@ from tests.support.brokers import Brokers
 from tests.support.object_store.store import ObjectStore, object_store
 from tests.support.pipeline_files import Write, writer
 from tests.support.schema_registry import StubRegistry, stub_registry
-from tests.tables.tables import Tables, in_memory, on_disk
+from tests.support.seconds import pytest_runtest_makereport, pytest_terminal_summary
 
 # The user's settings of Airflow, Ackline and object stores do not apply to the tests, except for the place of the JARs.
 for _name in list(os.environ):
@@ -66,15 +66,21 @@ settings.load_profile("any machine")
 logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
-__all__ = ["served", "served_project", "statsd", "traces"]  # one each in a session, for tests/ui and tests/airflow
+__all__ = [
+    "pytest_runtest_makereport",
+    "pytest_terminal_summary",
+    "served",  # one each in a session, for tests/ui and tests/airflow, as the three below
+    "served_project",
+    "statsd",
+    "traces",
+]
 
 _TESTS = Path(__file__).parent
-_SPARK = {"spark", "lab", "broker_to_kill", "cluster_of_three", "two_workers", "machines"}
+_SPARK = {"spark", "two_workers", "machines"}
 _AIRFLOW = {"airflow", "served"}
-_SERVERS = _SPARK | _AIRFLOW | {"broker", "s3_server"}
-"""The fixtures that start a server. Tests that start one by themselves have the mark `real`, and so has a contract test
-whose parameter is a server."""
-_OF_SERVERS = {"s3", "broker", "brokers"}
+_SERVERS = _SPARK | _AIRFLOW | {"broker", "broker_to_kill", "cluster_of_three", "s3_server"}
+"""The fixtures that start a server. Tests that start one by themselves have the mark `real`, and so has a test whose
+root is in S3."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -89,7 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         chosen = (
             item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
         )
-        if _SERVERS & fixtures or any(isinstance(each, str) and each in _OF_SERVERS for each in chosen):
+        if _SERVERS & fixtures or any(isinstance(each, str) and each == "s3" for each in chosen):
             item.add_marker("real")
         group = "airflow" if _AIRFLOW & fixtures else "spark" if _SPARK & fixtures else ""
         if item.config.getoption("loadgroup", False):
@@ -199,14 +205,6 @@ def s3(s3_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     return s3_server
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Repeats the tests of a module with `ROOTS` for each of these audit roots."""
-    roots = getattr(metafunc.module, "ROOTS", None)
-    chosen = any(mark.args[0] == "root" for mark in metafunc.definition.iter_markers("parametrize"))
-    if roots and not chosen and "root" in metafunc.fixturenames:
-        metafunc.parametrize("root", roots, indirect=True)
-
-
 @pytest.fixture
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An audit root that does not exist yet: on the disk, or in S3."""
@@ -220,12 +218,6 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def store(root: str) -> LedgerStore:
     """The store of a lane that has not begun."""
     return LedgerStore(root, "orders", "live")
-
-
-@pytest.fixture(params=["memory", "delta"])
-def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Tables:
-    """Tables of either kind that do not exist yet."""
-    return in_memory() if request.param == "memory" else on_disk(tmp_path / "audit")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ackline.scrub import (
     MASK,
     MESSAGE_LIMIT,
+    place_of_error,
     scrub,
     scrub_address,
     scrub_setting,
@@ -234,3 +235,25 @@ def test_the_source_of_a_handler_is_that_of_its_module_and_a_wrapper_hides_nothi
     assert words_of_handler(json.loads) >= {"surrogatepass"}
     assert words_of_handler(functools.wraps(refuse)(lambda record: None)) == words_of_handler(refuse)
     assert words_of_handler(print) == words_of_handler(None) == words_of_handler(partial(print)) == frozenset()
+
+
+def _raised(act: Callable[[], object]) -> BaseException:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - any
+        act()
+    return caught.value
+
+
+def test_the_place_of_an_error_is_the_innermost_line_of_the_users_own_code() -> None:
+    def load() -> object:
+        return json.loads("{")
+
+    line = load.__code__.co_firstlineno + 1
+    assert place_of_error(_raised(load)) == f"tests/test_scrub.py:{line} in load"
+
+
+def test_i13_code_that_was_compiled_from_a_text_has_no_place() -> None:
+    scope: dict[str, object] = {"__name__": __name__}
+    for name in ("<string>", "/opt/4111 1111 1111 1111.py"):
+        exec(compile("def secret(): raise ValueError", name, "exec"), scope)  # noqa: S102 - the text is above
+        assert "secret" not in (place_of_error(_raised(scope["secret"])) or "")  # type: ignore[arg-type]
+    assert place_of_error(ValueError()) is None

@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 import sysconfig
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import CodeType
 
@@ -173,6 +173,40 @@ def words_of_error(error: BaseException) -> frozenset[str]:
             _CHAINS.clear()
         _CHAINS[chain] = (last, kind, *through.values()), _words_of_chain(through.values(), last, kind)
     return _CHAINS[chain][1]
+
+
+def place_of_error(error: BaseException) -> str | None:
+    """Returns the innermost line of the user's own code through which an exception came, such as
+    `handlers/shop.py:41 in price`; None if it came through none.
+
+    The path begins at the folder that the module was imported from, so it is the same on every machine. Code that was
+    compiled from a text has no place, because the text may be a payload.
+    """
+    place = None
+    for file, text in _frames(error):
+        place = place if is_library(file) else text
+    return place
+
+
+def frames_of_error(error: BaseException) -> list[str]:
+    """Returns the lines through which an exception came, outermost first and named as `place_of_error` names them: also
+    those of libraries, but for Ackline's own."""
+    own = str(Path(__file__).parent)
+    return [text for file, text in _frames(error) if not file.startswith(own)]
+
+
+def _frames(error: BaseException) -> Iterator[tuple[str, str]]:
+    """Yields the file and the place of each frame of an exception whose code comes from the file of its module."""
+    traceback = _TRACEBACK.__get__(error)
+    while traceback is not None:
+        code, name = traceback.tb_frame.f_code, traceback.tb_frame.f_globals.get("__name__")
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        if getattr(module, "__file__", None) == code.co_filename:
+            file = Path(code.co_filename)
+            depth = 1 if name == "__main__" else str(name).count(".") + 1 + (file.stem == "__init__")
+            path = "/".join(file.parts[-depth:])
+            yield code.co_filename, f"{path}:{traceback.tb_lineno} in {code.co_name}"[:MESSAGE_LIMIT]
+        traceback = traceback.tb_next
 
 
 _MOST_CHAINS = 256

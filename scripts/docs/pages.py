@@ -13,6 +13,8 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGEL
 """Documents at the root of the repository, and their names among the pages."""
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 """The path in a Markdown link, unless it is an address or leads to a place on the same page."""
+BADGE = re.compile(r"^\[?!\[[^\]]*\]\(https://img\.shields\.io/.*\n", re.MULTILINE)
+"""A line with a badge, which comes from another host. The site asks no other host for anything, so it has no badges."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -36,4 +38,4 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return inside
         return f"{config.repo_url}/blob/main/{path}" if (ROOT / path).exists() else link[1]
 
-    return LINK.sub(target, markdown)
+    return LINK.sub(target, BADGE.sub("", markdown))

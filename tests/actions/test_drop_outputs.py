@@ -12,8 +12,9 @@ from deltalake import DeltaTable
 from ackline.actions import void
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.outcomes import Outcome
-from ackline.outputs.turn import publish_settled
-from ackline.pipeline.outputs import OutputsOfTurn, TableOfTurn
+from ackline.ledger.published import OutputsOfTurn, TableOfTurn
+from ackline.outputs.given_up import unpublished_turn
+from ackline.outputs.publish import publish_settled
 from tests.outputs.kept_lane import NOW, TABLE, Lane, lane_with_rows
 
 
@@ -31,19 +32,24 @@ def adapters_of(lane: Lane) -> tuple[Any, Any]:
     return SimpleNamespace(store=store, pipeline=pipeline, actor="ada", run_id="cli", now=lambda: NOW), newest
 
 
+def beside(outputs: OutputsOfTurn, away: str) -> str:
+    """A turn that has five rows for another table, too."""
+    expected = {away: outputs.expected[TABLE], **outputs.expected}
+    tables = {away: TableOfTurn(5, None), **outputs.tables}
+    return replace(outputs, expected=expected, tables=tables).encode()
+
+
 def test_what_can_be_published_is_published_and_the_rest_is_named(tmp_path: Path) -> None:
     lane = lane_with_rows(tmp_path, Outcome.ACKED, Outcome.ACKED)
     outputs = OutputsOfTurn.decode(lane.store.settlements[lane.turn])
     away = f"file://{tmp_path}/shop/.staging/live-0-1/0-b0.parquet/away"  # no table can be below a file
-    lane.store.settlements[lane.turn] = replace(
-        outputs, tables={away: TableOfTurn(None, 5, None), **outputs.tables}
-    ).encode()
+    lane.store.settlements[lane.turn] = beside(outputs, away)
     adapters, newest = adapters_of(lane)
     with pytest.raises(FatalError, match=r"can't be used.* give these rows up with `ackline void shop --give-up file:"):
         publish_settled(adapters, newest)
-    assert void.unpublished_turn(adapters, [away]).rows == {away: 5}
+    assert unpublished_turn(adapters, [away, f"file://{tmp_path}/shop/outputs/{TABLE}"]).rows == {away: 5, TABLE: 2}
     with pytest.raises(ConfigError, match="other is no output table that lacks the rows"):
-        void.unpublished_turn(adapters, ["other"])
+        unpublished_turn(adapters, ["other"])
     dropped = void.drop_outputs(adapters, lane.turn, [away], "the bucket is gone")
     assert (dropped.rows, list(dropped.lost)) == ({away: 5}, [away])
     assert DeltaTable(f"{tmp_path}/shop/outputs/{TABLE}").to_pyarrow_table().num_rows == 2
@@ -51,7 +57,7 @@ def test_what_can_be_published_is_published_and_the_rest_is_named(tmp_path: Path
     assert (record["actor"], record["reason"], record["rows_at_most"]) == ("ada", "the bucket is gone", {away: 5})
     publish_settled(adapters, newest)
     with pytest.raises(ConfigError, match="nothing to give up"):
-        void.unpublished_turn(adapters, [away])
+        unpublished_turn(adapters, [away])
 
 
 def test_nothing_is_given_up_of_another_turn_than_the_confirmed_one(tmp_path: Path) -> None:
@@ -66,9 +72,7 @@ def test_no_row_is_given_up_of_a_table_that_was_not_named_and_that_can_be_mended
     lane = lane_with_rows(tmp_path, Outcome.ACKED)
     outputs = OutputsOfTurn.decode(lane.store.settlements[lane.turn])
     away = f"file://{tmp_path}/shop/.staging/live-0-1/0-b0.parquet/away"
-    lane.store.settlements[lane.turn] = replace(
-        outputs, tables={away: TableOfTurn(None, 5, None), **outputs.tables}
-    ).encode()
+    lane.store.settlements[lane.turn] = beside(outputs, away)
     adapters, newest = adapters_of(lane)
     with pytest.raises(FatalError, match=r"can't be published to file:.*away either, so no rows were given up"):
         void.drop_outputs(adapters, lane.turn, [TABLE], "why")

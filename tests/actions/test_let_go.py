@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from ackline.actions.actions import Choose, PerformedAction, perform_action, prepare_action
+from ackline.actions.actions import Choose, PreparedAction, perform_action, prepare_action
 from ackline.actions.form import ActionRequest, check_request
 from ackline.actions.perform import choose_targets
 from ackline.actions.report import changes_of
-from ackline.actions.standstill import what_stands_still
-from ackline.actions.status import LET_GO, status_and_missing
+from ackline.answers.standstill import what_stands_still
+from ackline.answers.status import LET_GO, status_and_missing
 from ackline.errors import ConfigError, GroupMoved, TopicChanged
+from ackline.forms.arguments import PartitionChoice
 from ackline.ledger.fold import PendingKind
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
-from ackline.pipeline.arguments import PartitionChoice
 from ackline.steps.plan import preview
 from ackline.verify.check import judge
 from tests.chaos.config import Config
@@ -39,7 +39,7 @@ def let_go(lane: MemoryLane, topic: str, *partitions: int, done: bool = True) ->
     return prepare_action(lane.adapters(), action.kind, chosen(lane, action), "a test")
 
 
-def perform(lane: MemoryLane, action: ActionRequest) -> PerformedAction:
+def perform(lane: MemoryLane, action: ActionRequest) -> PreparedAction:
     return perform_action(lane.adapters(), action.kind, chosen(lane, action), "a test")
 
 
@@ -69,7 +69,7 @@ def test_s76_a_deleted_topic_of_a_pattern_is_let_go_and_the_others_go_on() -> No
     written = len(lane.world.history)
     shown = let_go(lane, "payments", done=False)
     assert len(lane.world.history) == written
-    done: PerformedAction = let_go(lane, "payments")
+    done: PreparedAction = let_go(lane, "payments")
     assert changes_of(done.plan, done.before) == changes_of(shown.plan, shown.before)
     assert lane.ranges(Outcome.SKIPPED, PAYMENTS) == [(1, 2), (4, 5)]
     assert (lane.floor(PAYMENTS), lane.pending(PAYMENTS)) == (5, [])

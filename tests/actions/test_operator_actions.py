@@ -14,6 +14,7 @@ from ackline.actions.form import ActionRequest, check_request
 from ackline.actions.perform import choose_targets
 from ackline.actions.report import changes_of
 from ackline.errors import ConfigError, FatalError, GroupBusy, GroupMoved, NewerCommit
+from ackline.forms.arguments import PartitionChoice
 from ackline.lane.plans import action_plan
 from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.fold import PartitionState
@@ -21,7 +22,6 @@ from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.pending import NEVER, PendingKind, PendingRuns, PendingState
 from ackline.ledger.turns import TurnKind
-from ackline.pipeline.arguments import PartitionChoice
 from ackline.steps.decide import skipped_by
 from ackline.verify.check import judge
 from tests.chaos.config import Config
@@ -85,9 +85,6 @@ def test_i15_a_reset_into_a_topic_that_was_created_again_skips_all_that_is_pendi
     assert lane.ranges(Outcome.SKIPPED) == [(1, 2), (3, 4)]
     lane.run()
     assert (lane.floor(), lane.committed()) == (2, 2)
-
-
-# ---- retry, and skips of single records ---------------------------------------------------------------------------
 
 
 def request(lane: MemoryLane, kind: TurnKind, *, perform: bool = True, **options: Any) -> Any:
@@ -163,17 +160,24 @@ def test_i4_a_skip_of_pending_records_settles_these_and_moves_nothing_else() -> 
     assert (lane.offsets(), lane.committed()) == ([0, 1, 2, 3, 4, 5], 6)
 
 
-@pytest.mark.parametrize("kind", [TurnKind.RETRY, TurnKind.SKIP])
+@pytest.mark.parametrize(
+    ("kind", "which"),
+    [
+        (TurnKind.RETRY, {"offsets": OffsetRange(1, 2)}),
+        (TurnKind.SKIP, {"offsets": OffsetRange(1, 2)}),
+        (TurnKind.SKIP, {"to": 2}),
+    ],
+)
 @pytest.mark.parametrize("write", ["plan", "decisions", "settlement", "commit"])
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
-def test_i9_an_action_on_single_records_is_finished_by_the_next_run_wherever_its_process_dies(
-    kind: TurnKind, write: str, when: str
+def test_i9_s53_an_action_is_finished_by_the_next_run_wherever_its_process_dies(
+    kind: TurnKind, which: dict[str, Any], write: str, when: str
 ) -> None:
     lane = MemoryLane(OK, FAILS_ONCE, OK, retry=LATER).after_run()
 
     lane.die(write, when)
     with pytest.raises(Killed):
-        request(lane, kind, offsets=OffsetRange(1, 2))
+        request(lane, kind, **which)
     lane.world.now += timedelta(minutes=1)
     stored = (write, when) != ("plan", BEFORE)
     lane.run()
@@ -190,8 +194,6 @@ def test_s36_an_action_on_single_records_acknowledges_no_move_of_the_group() -> 
     assert (lane.floor(), lane.committed()) == (3, 0)
     lane.run_fails(GroupMoved)
 
-
-# ---- what refuses an action, before anything is stored -------------------------------------------------------------
 
 MOVING: list[dict[str, Any]] = [{"kind": TurnKind.SKIP, "to": 3}, {"kind": TurnKind.RESET, "to": 0},
                                 {"kind": TurnKind.SKIP, "offsets": OffsetRange(1, 2)}]  # fmt: skip
@@ -272,20 +274,17 @@ def test_an_action_that_was_confirmed_for_a_turn_takes_no_other() -> None:
     assert lane.pending() == [(1, 2)]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kind": TurnKind.SKIP, "to": 1}, "offset 1 is below the floor 2, and a skip goes forward only"),
-        ({"kind": TurnKind.SKIP, "to": "earliest"}, "is below the floor"),
-        ({"kind": TurnKind.SKIP}, "a skip needs either --to, or --offsets or --error-class"),
-        ({"kind": TurnKind.SKIP, "to": 3, "error_class": "X"}, "a skip needs either"),
-        ({"kind": TurnKind.RESET}, "a reset needs either --to or --by"),
-        ({"kind": TurnKind.RESET, "to": 1, "by": 1}, "a reset needs either --to or --by"),
-        ({"kind": TurnKind.RESET, "by": -3}, "offset -1 is below 0; the floor is 2"),
-        ({"kind": TurnKind.RESET, "by": 99}, "offset 101 is outside the log"),
-        ({"kind": TurnKind.RESET, "to": "committed", "partitions": PartitionChoice((), (1,))}, "no committed offset"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"kind": TurnKind.SKIP, "to": 1}, "offset 1 is below the floor 2, and a skip goes forward only"),
+    ({"kind": TurnKind.SKIP, "to": "earliest"}, "is below the floor"),
+    ({"kind": TurnKind.SKIP}, "a skip needs either --to, or --offsets or --error-class"),
+    ({"kind": TurnKind.SKIP, "to": 3, "error_class": "X"}, "a skip needs either"),
+    ({"kind": TurnKind.RESET}, "a reset needs either --to or --by"),
+    ({"kind": TurnKind.RESET, "to": 1, "by": 1}, "a reset needs either --to or --by"),
+    ({"kind": TurnKind.RESET, "by": -3}, "offset -1 is below 0; the floor is 2"),
+    ({"kind": TurnKind.RESET, "by": 99}, "offset 101 is outside the log"),
+    ({"kind": TurnKind.RESET, "to": "committed", "partitions": PartitionChoice((), (1,))}, "no committed offset"),
+])  # fmt: skip
 def test_what_an_action_may_not_ask_for(options: dict[str, Any], message: str) -> None:
     lane = MemoryLane(OK, OK, FAILS, OK, partitions=2, retry=LATER).after_run()
     lane.world.committed.pop((GROUP, TP1))
@@ -352,9 +351,6 @@ def test_an_action_to_the_time_of_a_record_that_is_not_readable_yet_goes_to_the_
     assert lane.floor() == 2
 
 
-# ---- the change that a dry run shows --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "options",
     [*MOVING, {"kind": TurnKind.RETRY}, {"kind": TurnKind.PAUSE}, {"kind": TurnKind.RESET, "to": "latest"}],
@@ -371,8 +367,8 @@ def test_s73_a_dry_run_shows_what_the_action_then_changes_and_stores_nothing(opt
     assert changes_of(performed.plan, performed.before) == shown
     for tp, change in shown.items():
         now = lane.newest().partitions[tp]
-        assert (now.state.floor, now.state.complete_to, list(now.state.pending), now.paused) == (
-            change.after.floor, change.after.complete_to, list(change.after.pending), change.paused[1])  # fmt: skip
+        assert (now.state.floor, now.state.complete_to, now.state.pending.offsets, now.paused) == (
+            change.floor.after, change.complete_to.after, change.pending.after, change.paused.after)  # fmt: skip
 
 
 def test_s75_a_reset_in_both_directions_at_once_gives_each_offset_an_outcome() -> None:

@@ -113,17 +113,6 @@ def test_a_void_that_can_not_pause_tells_it_and_commits_all_the_same(monkeypatch
     assert (closed.consequence, closed.not_paused, lane.committed()) == (Consequence.LOST, "turn 2 is open", 2)
 
 
-def test_i7_at_most_once_a_reported_turn_with_a_lost_file_is_lost_whole() -> None:
-    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
-    lose_a_file(lane)
-    lane.run_fails(FatalError, "ackline void lane")
-    assert void(lane).consequence is Consequence.LOST
-    assert (lane.ranges(Outcome.LOST), lane.settled().counts, lane.settled().gaps) == ([(0, 2)], {"lost": 2}, 0)
-    lane.produce(OK)
-    lane.run()
-    assert (lane.offsets(), lane.committed()) == ([0, 1, 2], 3)
-
-
 @pytest.mark.parametrize("operation", ["decisions", "settlement"])
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 def test_i9_an_operator_who_dies_while_a_reported_turn_becomes_lost_leaves_it_to_the_next_process(
@@ -155,3 +144,14 @@ def test_i4_a_settle_that_has_read_the_outcomes_before_they_were_lost_and_a_void
     lane.run()
     counts = next(s.partitions[TP].counts for s in lane.world.tables.settlements.values() if s.turn == turn)
     assert (counts, lane.offsets(), lane.committed()) == ({"acked": 2} if when == AFTER else {"lost": 2}, [0, 1], 2)
+
+
+def test_i7_at_most_once_a_reported_turn_with_a_lost_file_is_lost_whole() -> None:
+    lane = MemoryLane(OK, OK, guarantee=AT_MOST_ONCE)
+    lose_a_file(lane)
+    lane.run_fails(FatalError, "ackline void lane")
+    assert void(lane).consequence is Consequence.LOST
+    assert (lane.ranges(Outcome.LOST), lane.settled().counts, lane.settled().gaps) == ([(0, 2)], {"lost": 2}, 0)
+    lane.produce(OK)
+    lane.run()
+    assert (lane.offsets(), lane.committed()) == ([0, 1, 2], 3)

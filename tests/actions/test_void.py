@@ -240,9 +240,17 @@ def test_a_void_stops_naming_the_lost_files_of_its_turn_after_its_settlement(gua
     assert (lane.offsets(), lane.committed()) == ([0, 1, 0, 1], 2)
 
 
-def guarantee_changed(lane: MemoryLane) -> None:
-    lane.settings["guarantee"] = AT_MOST_ONCE
-    lane.run()
+def test_a_void_whose_lost_files_can_not_be_dropped_stands_and_says_what_drops_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: Any) -> None:
+        raise TransientError("the table refused 4 commits in a row")
+
+    lane = MemoryLane(OK)
+    lose_a_file(lane)
+    monkeypatch.setattr("tests.support.memory_store.MemoryStore.drop_lost_files", refused)
+    assert void(lane).consequence is Consequence.VOID
+    assert "`ackline maintain` drops the lost files" in caplog.text
 
 
 def batch_does_not_decode(lane: MemoryLane) -> None:
@@ -257,21 +265,9 @@ def leader_is_gone(lane: MemoryLane) -> None:
     lane.replay()
 
 
-def outcome_files_are_lost(lane: MemoryLane) -> None:
-    lane.replay()
-    lane.world.tables.lost_files.update(lane.world.tables.outcomes)
-    lane.settle()
-
-
 @pytest.mark.parametrize(
     ("stuck", "error"),
-    [
-        (MemoryLane.settle, NoProof),
-        (guarantee_changed, ConfigError),
-        (batch_does_not_decode, FatalError),
-        (leader_is_gone, TransientError),
-        (outcome_files_are_lost, FatalError),
-    ],
+    [(MemoryLane.settle, NoProof), (batch_does_not_decode, FatalError), (leader_is_gone, TransientError)],
 )
 def test_the_error_of_a_turn_that_may_be_stuck_names_the_way_out(
     stuck: Callable[[MemoryLane], object], error: type[AcklineError]
@@ -279,7 +275,6 @@ def test_the_error_of_a_turn_that_may_be_stuck_names_the_way_out(
     lane = MemoryLane(OK).after_plan()
     with pytest.raises(error, match=r"`ackline void lane --reason …`"):
         stuck(lane)
-    lane.settings["guarantee"] = AT_LEAST_ONCE
     lane.log().has_leader = True
     void(lane)
     lane.run()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from ackline.local.airflow_api import POLL_SECONDS
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
@@ -98,12 +97,6 @@ class Gated:
     def wait(self, run: str) -> str:
         """Waits until the run has ended, and returns its state."""
         return self.airflow.wait(self.dag, run, SECONDS)
-
-    def wait_for_state(self, run: str, task: str, *states: str) -> None:
-        """Waits until a task of the run has one of these states."""
-        assert wait_until(lambda: self.airflow.task_states(self.dag, run)[task] in states, SECONDS, POLL_SECONDS), (
-            self.airflow.task_states(self.dag, run)
-        )
 
     def attempts(self, run: str, task: str) -> int:
         """How often Airflow has tried a task."""

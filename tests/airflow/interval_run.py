@@ -94,6 +94,12 @@ class IntervalRun:
             return None
         raise AssertionError("plan has planned a turn of the live lane")
 
+    def starts(self) -> DagRunTriggerException:
+        """Runs `plan`, which must start a run; returns that run."""
+        started = self.plan()
+        assert started is not None
+        return started
+
     def finish(self, started: DagRunTriggerException, state: str = "success") -> Any:
         """Resumes `plan` when the started run has ended. Returns its result."""
         task, context = self.task("plan")
@@ -154,8 +160,7 @@ class IntervalRun:
 
     def replayed(self) -> DagRunTriggerException:
         """A run of plan, of what it starts, and of plan again."""
-        started = self.plan()
-        assert started is not None
+        started = self.starts()
         self.replay(started)
         self.finish(started)
         return started

@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.errors import FatalError
 from ackline.local.airflow_servers import LocalAirflow
-from ackline.tables.queries import AuditFilter, audit_rows
 from tests.support import journal
 
 ROOT = Path(__file__).parents[2]
@@ -114,13 +114,16 @@ def parsed(*names: str) -> dict[str, Any]:
 
 
 class ServedAirflow(LocalAirflow):
-    """An Airflow with its servers for a project, with this repository's plugins/ and a copy of its dags/.
+    """An Airflow with its servers for a project, with this repository's plugins/ and a copy of its dags/. `env` adds to
+    its environment. Only with `triggerer` a deferred task goes on.
 
     To parse these files takes a second of a core, which the tests beside this one lack, so Airflow does it once in two
     minutes, and when a test has written a pipeline file: it parses a file at once whose time has changed.
     """
 
-    def __init__(self, home: Path, project: Project, env: Mapping[str, str] | None, triggerer: bool) -> None:
+    def __init__(
+        self, home: Path, project: Project, env: Mapping[str, str] | None = None, triggerer: bool = False
+    ) -> None:
         self._dags = shutil.copytree(ROOT / "dags", home / "dags", ignore=shutil.ignore_patterns("__pycache__"))
         pace = {
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
@@ -147,14 +150,6 @@ class ServedAirflow(LocalAirflow):
             except FatalError:
                 if time.monotonic() > end:
                     raise
-
-
-def served_airflow(
-    home: Path, project: Project, env: Mapping[str, str] | None = None, triggerer: bool = False
-) -> ServedAirflow:
-    """Returns an Airflow for the project; `env` adds to its environment. Only with `triggerer` a deferred task goes
-    on."""
-    return ServedAirflow(home, project, env, triggerer)
 
 
 def produce(bootstrap: str, topic: str, *orders: Mapping[str, object]) -> None:

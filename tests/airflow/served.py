@@ -16,7 +16,7 @@ from filelock import FileLock
 from ackline.local.broker import Broker
 from ackline.spark.jars import cache_folder
 from tests.airflow import otlp_receiver
-from tests.airflow.project import ROOT, AirflowCommand, Project, ServedAirflow, served_airflow
+from tests.airflow.project import ROOT, AirflowCommand, Project, ServedAirflow
 from tests.airflow.statsd_receiver import Received, receiver
 
 
@@ -71,7 +71,7 @@ def served(
         "AIRFLOW__CORE__AUTH_MANAGER": "tests.ui.partial_auth.PartialAuthManager",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
     }
-    with served_airflow(home, served_project, environment, triggerer=True) as airflow:
+    with ServedAirflow(home, served_project, environment, triggerer=True) as airflow:
         _running.append(airflow)
         yield airflow
 

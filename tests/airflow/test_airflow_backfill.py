@@ -125,7 +125,7 @@ class Intervals:
         assert not report.violations, "\n".join(report.violations)
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_each_interval_is_replayed_in_its_lane_again_when_it_is_reprocessed_and_not_when_a_task_is_cleared(
     project: Project, airflow: LocalAirflow, pipeline: str, source: str

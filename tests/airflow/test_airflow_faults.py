@@ -11,13 +11,10 @@ import pytest
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from tests.airflow.gated import GATES, Waiting, gated_pipeline, runs_at
-from tests.airflow.project import Project, served_airflow
+from tests.airflow.project import Project, ServedAirflow
 from tests.airflow.served import migrate
 
 pytestmark = pytest.mark.timeout(1200)
-
-
-# ---- a task is marked or cleared by hand, in the Airflow of the session
 
 
 @pytest.fixture
@@ -26,7 +23,7 @@ def at_each_gate(served_project: Project, served: LocalAirflow, broker: Broker) 
     return runs_at(GATES, served_project, served, broker)
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_s8_fault_35_a_task_marked_successful_while_it_works_proves_nothing_and_the_next_run_goes_on(
     at_each_gate: list[Waiting],
 ) -> None:
@@ -77,9 +74,6 @@ def test_s53_fault_35_tasks_of_a_finished_run_that_are_cleared_one_by_one_take_t
     gated.check_all_acked(5, {1})
 
 
-# ---- Airflow itself breaks
-
-
 LOCK_SECONDS = 60
 LOCK = """
 import sqlite3, sys, time
@@ -108,7 +102,7 @@ def airflow(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """An Airflow of these tests alone, which they break."""
     home = tmp_path_factory.mktemp("airflow-broken")
     migrate(home)
-    with served_airflow(home, project, SOON) as airflow:
+    with ServedAirflow(home, project, SOON) as airflow:
         yield airflow
 
 
@@ -117,7 +111,7 @@ def waiting(project: Project, airflow: LocalAirflow, broker: Broker) -> list[Wai
     return runs_at(GATES, project, airflow, broker)
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_fault_35_tasks_whose_scheduler_is_killed_end_their_step_and_the_next_scheduler_goes_on(
     waiting: list[Waiting], airflow: LocalAirflow
 ) -> None:

@@ -1,8 +1,7 @@
 """The DAG `backfill__NAME`: its form, and that its tasks do what `ackline backfill --wait` does."""
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from airflow.sdk.exceptions import (
 )
 
 from ackline.actions.actions import perform_action
-from ackline.airflow import backfill, driver
+from ackline.airflow import backfill, driver, operators
 from ackline.airflow.backfill import (
     POLL,
     SHORTEST_WAIT,
@@ -28,9 +27,9 @@ from ackline.airflow.backfill import (
 )
 from ackline.backfill.perform import backfill_pipeline
 from ackline.backfill.run import find_backfill, run_backfill
+from ackline.forms.arguments import lane_of
 from ackline.ledger.account import Account
 from ackline.ledger.turns import TurnKind
-from ackline.pipeline.arguments import lane_of
 from ackline.pipeline.pipeline import Pipeline
 from tests.support.memory_adapters import MemoryAdapters, memory_adapters, no_session
 from tests.support.memory_lane import FAILS, FAILS_ONCE, OK, MemoryLane
@@ -46,11 +45,11 @@ class Form:
         self.live, self.drivers, self.pushed = live, list[list[str]](), list[Any]()
         self.killed = False
 
-        @contextmanager
-        def opened(pipeline: Pipeline, _: Any, actor: str = "airflow", lane: str = "live") -> Iterator[MemoryAdapters]:
-            yield memory_adapters(live.world, pipeline, RUN_ID, lane=lane)
+        def opened(pipeline: Pipeline, _: Any, lane: str = "live", **__: Any) -> AbstractContextManager[MemoryAdapters]:
+            return nullcontext(memory_adapters(live.world, pipeline, RUN_ID, lane=lane))
 
-        monkeypatch.setattr(backfill, "opened", opened)
+        for module in (backfill, operators):
+            monkeypatch.setattr(module, "opened", opened)
         monkeypatch.setattr(backfill, "DriverHook", lambda *_, **__: None)
         monkeypatch.setattr("ackline.pipeline.functions.check_functions", lambda *_: None)
         monkeypatch.setattr(ReplayBackfillOperator, "_submit", lambda task, context: self._submit(task, context))
@@ -231,18 +230,14 @@ def test_the_form_refuses_wrong_values(values: dict[str, Any], form: Form) -> No
         form.begin(**values)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({}, "nothing was chosen"),
-        ({"all": True, "ranges": ["orders"]}, "--all and a RANGE contradict"),
-        ({"ranges": ["orders:0:5-2"]}, "range orders:0:5-2"),
-        ({"from": "soon"}, "--from: "),
-        ({"id": "gone"}, "id gone: lane has no such backfill"),
-        ({"outcome": "dead", "of": "backfill-gone"}, "has no such lane yet"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ({}, "nothing was chosen"),
+    ({"all": True, "ranges": ["orders"]}, "--all and a RANGE contradict"),
+    ({"ranges": ["orders:0:5-2"]}, "range orders:0:5-2"),
+    ({"from": "soon"}, "--from: "),
+    ({"id": "gone"}, "id gone: lane has no such backfill"),
+    ({"outcome": "dead", "of": "backfill-gone"}, "has no such lane yet"),
+], ids=str)  # fmt: skip
 def test_the_task_refuses_what_the_form_can_not(values: dict[str, Any], message: str, form: Form) -> None:
     with pytest.raises(AirflowFailException, match=message):
         form.begin(confirm=True, **values)
@@ -264,13 +259,6 @@ def test_the_task_refuses_wrong_values_that_came_by_other_means_than_the_form(
         assert isinstance(task, BaseOperator)
         with pytest.raises(AirflowFailException, match=f"{next(iter(values))}"):
             task.execute(context)
-
-
-def test_a_resume_with_other_arguments_is_refused(form: Form) -> None:
-    form.begin(ranges=["orders:0:0-2"], id="b", confirm=True)
-    with pytest.raises(AirflowFailException, match="began with orders:0:0-2"):
-        form.begin(ranges=["orders:0:0-3"], id="b", confirm=True)
-    assert form.begin(id="b", confirm=True)["asked"]["offsets"] == 2
 
 
 def test_the_field_epoch_begins_a_new_epoch_of_a_settled_backfill_once(form: Form) -> None:
@@ -311,7 +299,7 @@ def test_the_driver_takes_the_turns_of_the_lane(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(driver, "take_turns", lambda *arguments: taken.append(arguments))
     monkeypatch.setattr(driver, "end_with_task", lambda *_, **__: None)
     assert driver.main(["orders", "--run-id=r", "--backfill=backfill-b", "--max-records=7", "--reason=a test"]) == 0
-    assert taken == [("orders", "r", driver.Secrets(), "backfill-b", driver.BackfillOptions(7, None, "a test"))]
+    assert taken == [("orders", "r", driver.Secrets(), "backfill-b", 7, None, "a test")]
 
 
 def test_what_is_due_in_a_paused_partition_starts_no_driver_and_is_looked_for_every_two_minutes(form: Form) -> None:
@@ -334,19 +322,15 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
-@pytest.mark.parametrize(
-    ("pending", "due", "is_due", "waits"),
-    [
-        ({"retry": 1}, NOON + HOUR, False, HOUR),
-        ({"retry": 1}, NOON, True, SHORTEST_WAIT),
-        ({"unread": 1}, None, True, POLL),
-        ({"dead_letter": 1}, None, True, POLL),
-        ({"retry": 1, "dead_letter": 1}, NOON + HOUR, True, POLL),
-        ({"retry": 1, "unread": 1}, NOON + HOUR, True, POLL),
-        ({"retry": 1, "unread": 1}, NOON + MINUTE, True, MINUTE),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("pending", "due", "is_due", "waits"), [
+    ({"retry": 1}, NOON + HOUR, False, HOUR),
+    ({"retry": 1}, NOON, True, SHORTEST_WAIT),
+    ({"unread": 1}, None, True, POLL),
+    ({"dead_letter": 1}, None, True, POLL),
+    ({"retry": 1, "dead_letter": 1}, NOON + HOUR, True, POLL),
+    ({"retry": 1, "unread": 1}, NOON + HOUR, True, POLL),
+    ({"retry": 1, "unread": 1}, NOON + MINUTE, True, MINUTE),
+], ids=str)  # fmt: skip
 def test_what_has_no_due_time_is_tried_every_two_minutes_although_a_retry_is_due_later(
     pending: dict[str, int], due: datetime | None, is_due: bool, waits: timedelta
 ) -> None:

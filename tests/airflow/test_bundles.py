@@ -6,11 +6,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
+from airflow.dag_processing.bundles.base import BaseDagBundle
+from airflow.dag_processing.bundles.local import LocalDagBundle
 
 from ackline.airflow.dags import all_dags
+from ackline.airflow.driver_hook import driver_environment
+from ackline.airflow.operators import use_code_of
+from ackline.audit.history import settled_turns
+from ackline.lane.code import CODE, code_of_folder, running_code
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.processes import wait_until
 from ackline.pipeline.folder import make_handlers_importable
@@ -83,6 +91,23 @@ def test_the_folder_of_a_bundle_comes_before_what_is_installed(tmp_path: Path, m
     assert os.environ["PYTHONPATH"] == os.pathsep.join([str(tmp_path), "installed"])
 
 
+def test_a_task_names_the_version_of_its_bundle_as_the_code_of_itself_and_of_its_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bundle without versions, such as a local one, leaves the name to the folder of the handlers."""
+    (tmp_path / "handlers.py").write_text("")
+    monkeypatch.setenv("ACKLINE_PIPELINES", str(tmp_path / "pipelines"))
+    monkeypatch.setenv(CODE, "")
+    use_code_of(context_of(LocalDagBundle(path=str(tmp_path), name="shop")))
+    assert running_code() == code_of_folder(tmp_path) != ""
+    use_code_of(context_of(LocalDagBundle(path=str(tmp_path), name="shop", version="3f2a")))
+    assert running_code() == driver_environment()[CODE] == "bundle shop 3f2a"
+
+
+def context_of(bundle: BaseDagBundle) -> Any:
+    return {"ti": SimpleNamespace(bundle_instance=bundle)}
+
+
 @pytest.fixture
 def git(project: Project, topic: MakeTopic) -> Files:
     """A repository that is the source of a bundle."""
@@ -134,7 +159,7 @@ def words(files: Files) -> list[str]:
 
 
 @pytest.mark.real
-@pytest.mark.deep
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_run_of_an_old_bundle_version_uses_its_pipeline_file_and_handler(
     airflow: LocalAirflow, project: Project, git: Files, local: Files
@@ -166,6 +191,8 @@ def test_a_run_of_an_old_bundle_version_uses_its_pipeline_file_and_handler(
     assert airflow.call("GET", f"/dags/replay__of-git/dagRuns/{old}")["bundle_version"] == first_commit
     assert airflow.wait("replay__of-git", old, SECONDS) == "success", log(airflow, old)
     assert words(git) == ["first 0", "second 1", "first 2"]
+    codes = [turn.code for turn in settled_turns(project.audit, "of-git") if turn.records]
+    assert codes == [f"bundle git {commit}" for commit in (first_commit, second_commit, first_commit)]
 
 
 def bundle_version(airflow: LocalAirflow) -> str:

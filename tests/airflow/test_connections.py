@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,12 @@ import pytest
 from ackline.airflow.connections import kafka_connection, use_audit_connection
 from ackline.airflow.driver import SECRETS, Secrets
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, driver_environment, handed_over
+from ackline.delta.object_store import options_of, use_options
 from ackline.errors import ConfigError
+from ackline.forms import connections
 from ackline.local.connection import connection_of
-from ackline.pipeline import connections
 from ackline.pipeline.pipeline import Pipeline
 from ackline.spark.master import chosen_master
-from ackline.tables.object_store import options_of, use_options
 from tests.airflow.project import CANARY, ROOT
 
 FIELDS = {"conn_type": "aws", "login": "key", "password": CANARY, "extra": {"region_name": "eu-west-1"}}
@@ -60,7 +59,7 @@ def test_i13_the_login_reaches_the_driver_by_a_pipe_and_no_process_above_it_or_b
     secrets, environment = Secrets({"bootstrap.servers": "b:1"}, use_audit_connection()), driver_environment()
     script = """
 import os, ackline.airflow.driver as driver
-from ackline.tables.object_store import use_options, options_of
+from ackline.delta.object_store import use_options, options_of
 def replay(name, run_id, secrets, *_):
     use_options(secrets.store_options)
     return f"{secrets.connection} {len(options_of('s3://b/x'))} options, {'ACKLINE_SECRETS' in os.environ}"
@@ -68,7 +67,7 @@ driver.take_turns = replay
 driver.end_with_task = lambda task, **_: None
 driver.main(["orders", "--run-id", "r"])
 """
-    with handed_over(json.dumps(asdict(secrets))) as pipe:
+    with handed_over(secrets.encode()) as pipe:
         environment[SECRETS] = pipe
         assert CANARY not in " ".join(environment.values())
         run = [sys.executable, "-c", script]

@@ -49,6 +49,7 @@ def watched(pipeline: str) -> Iterator[dict[int, tuple[str, str]]]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_run_handles_each_record_commits_the_floor_sends_metrics_and_shows_no_secret(
     project: Project, airflow: AirflowCommand, pipeline: str, source: str
 ) -> None:
@@ -138,20 +139,6 @@ def test_a_run_with_nothing_to_read_skips_replay_starts_no_spark_and_commits_aga
     assert project.committed(pipeline, source) == 0
 
 
-def test_a_connection_that_is_not_defined_fails_at_once_and_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Airflow does not retry a task that raises AirflowFailException; tests/airflow/test_airflow_faults.py shows it."""
-    project = Project(tmp_path, "127.0.0.1:1")
-    for variable, value in project.environment.items():
-        monkeypatch.setenv(variable, value)
-    kafka = {"connection": "kafka_elsewhere", "group_id": "g", "topics": ["orders"]}
-    plan = PlanOperator(task_id="plan", pipeline=load(project.write("orders", "orders", kafka=kafka)))
-    with pytest.raises(AirflowFailException, match="the Airflow connection kafka_elsewhere, which pipeline orders"):
-        plan.execute(cast(Context, {"run_id": "manual__1"}))
-    assert not Path(project.audit).exists()
-
-
 @pytest.mark.deep
 def test_a_run_of_the_backfill_handles_records_again_in_a_lane_of_its_own_until_it_is_settled(
     project: Project, airflow: AirflowCommand, pipeline: str, source: str
@@ -170,3 +157,17 @@ def test_a_run_of_the_backfill_handles_records_again_in_a_lane_of_its_own_until_
     }  # fmt: skip
     assert sorted((call.offset, call.attempt) for call in project.calls()) == [(1, 1), (1, 2), (2, 1)]
     assert project.committed(pipeline, source) is None
+
+
+def test_a_connection_that_is_not_defined_fails_at_once_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow does not retry a task that raises AirflowFailException; tests/airflow/test_airflow_faults.py shows it."""
+    project = Project(tmp_path, "127.0.0.1:1")
+    for variable, value in project.environment.items():
+        monkeypatch.setenv(variable, value)
+    kafka = {"connection": "kafka_elsewhere", "group_id": "g", "topics": ["orders"]}
+    plan = PlanOperator(task_id="plan", pipeline=load(project.write("orders", "orders", kafka=kafka)))
+    with pytest.raises(AirflowFailException, match="the Airflow connection kafka_elsewhere, which pipeline orders"):
+        plan.execute(cast(Context, {"run_id": "manual__1"}))
+    assert not Path(project.audit).exists()

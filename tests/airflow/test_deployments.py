@@ -12,7 +12,7 @@ from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.broker import Broker
 from ackline.local.processes import Server, wait_until
 from tests.airflow.gated import GATES, SECONDS, gated_pipeline, runs_at
-from tests.airflow.project import CANARY, Project, served_airflow
+from tests.airflow.project import CANARY, Project, ServedAirflow
 from tests.airflow.test_no_leaks import found_in, objects_of
 from tests.support.deployment import stack
 from tests.support.object_store.store import KEY, REGION, SECRET, ObjectStore
@@ -49,7 +49,7 @@ def test_fault_35_with_postgresql_and_roles_a_killed_scheduler_loses_nothing_and
 ) -> None:
     """LocalExecutor. The container of the scheduler ends with tasks in each step, and with Spark. The next scheduler
     finds that the tasks have no processes any more, and does them again."""
-    deployed = served_airflow(project.folder / "airflow", project, {**SOON, **BY_ROLES, **database})
+    deployed = ServedAirflow(project.folder / "airflow", project, {**SOON, **BY_ROLES, **database})
     stack.airflow(deployed, "db", "migrate")
     (deployed.home / "migrated").touch()
     user = ["users", "create", "--firstname", "A", "--lastname", "B", "--email"]
@@ -134,7 +134,7 @@ def workers(
             "AIRFLOW__CELERY__RESULT_BACKEND": f"db+{database['AIRFLOW__DATABASE__SQL_ALCHEMY_CONN']}",
         }
         settings = {**SOON, **database, **celery, **logging_to(logs, s3_server)}
-        with served_airflow(project.folder / "airflow", project, settings) as deployed:
+        with ServedAirflow(project.folder / "airflow", project, settings) as deployed:
             started = [stack.worker(deployed, name) for name in ("one", "two")]
             try:
                 yield deployed, {server.pid: server for server in started}

@@ -57,13 +57,10 @@ def run_driver(project: Project, pipeline: str, connection: str | None) -> "subp
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
 
 
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (TransientError, 1), (ConfigError, 2), (MissingRights, 3), (NoProof, 4), (GroupMoved, 4), (LedgerError, 4),
-        (TurnVoided, 5),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "status"), [
+    (TransientError, 1), (ConfigError, 2), (MissingRights, 3), (NoProof, 4), (GroupMoved, 4), (LedgerError, 4),
+    (TurnVoided, 5),
+])  # fmt: skip
 def test_the_exit_status_depends_on_whether_the_error_may_be_retried(error: type[AcklineError], status: int) -> None:
     """1 is retried; 2 is a configuration error; 3 needs an operator; 4 is a refusal of the ledger or the group."""
     assert exit_status_of(error("no")) == status
@@ -90,7 +87,6 @@ def test_i13_an_unexpected_error_is_reported_without_its_text() -> None:
 
 
 def test_a_pipeline_that_does_not_exist_is_a_configuration_error(project: Project) -> None:
-    """It is one line on standard error, without a traceback."""
     project.write("orders", "orders")
     done = run_driver(project, "other", "null")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr

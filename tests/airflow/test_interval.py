@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackline.airflow.backfill import REASON
-from ackline.airflow.interval import Interval, epoch_to_run, is_whole_run, run_prefix
+from ackline.airflow.interval import Interval, epoch_to_run, run_prefix
 from ackline.airflow.operators import ReplayOperator, SettleOperator, replays_interval
-from ackline.backfill.run import cancel, find_backfill, run_backfill
+from ackline.backfill.run import find_backfill, run_backfill
 from ackline.errors import ConfigError
 from tests.airflow.interval_run import END, LANE, RUN_ID, START, IntervalRun, two_of_four
 from tests.support.memory import GroupCommit
@@ -34,8 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> IntervalRun:
 
 
 def test_plan_starts_a_run_of_the_interval_and_is_deferred_until_it_has_ended(run: IntervalRun) -> None:
-    started = run.plan()
-    assert started is not None
+    started = run.starts()
     assert (started.trigger_dag_id, started.deferrable, started.wait_for_completion) == ("backfill__lane", True, True)
     assert (started.allowed_states, started.failed_states, started.reset_dag_run) == (["success"], ["failed"], False)
     assert started.conf == {
@@ -46,12 +45,6 @@ def test_plan_starts_a_run_of_the_interval_and_is_deferred_until_it_has_ended(ru
     result = run.finish(started)
     assert (result["lane"], result["epoch"], result["settled"], result["outcomes"]) == (LANE, 0, True, {"acked": 2})
     assert run.live.calls()[4:] == [(1, 1), (2, 1)]
-
-
-def test_the_live_lane_and_the_group_are_what_they_were(run: IntervalRun) -> None:
-    before = run.live.newest(), run.live.committed()
-    run.replayed()
-    assert (run.live.newest(), run.live.committed()) == before
 
 
 def test_the_other_tasks_are_skipped_also_when_they_are_cleared_alone(run: IntervalRun) -> None:
@@ -121,8 +114,7 @@ def test_an_interval_of_more_offsets_than_confirm_above_wants_their_number(run: 
     with pytest.raises(AirflowFailException, match="give 6 or more there"):
         run.plan()
     run.params = {"confirm_offsets": 100}
-    started = run.plan()
-    assert started is not None
+    started = run.starts()
     assert run.begin(started)["asked"]["offsets"] == 6
     run.params = {"confirm_offsets": 0}
     with pytest.raises(ParamValidationError):
@@ -135,53 +127,40 @@ def test_a_paused_dag_of_backfills_fails_the_run_instead_of_leaving_it_deferred_
         run.plan()
 
 
-# ---- failures -------------------------------------------------------------------------------------------------------
-
-
 def test_a_failed_run_of_the_lane_fails_the_interval_with_its_reason(run: IntervalRun) -> None:
-    started = run.plan()
-    assert started is not None
+    started = run.starts()
     run.live.settings["backfill"] = {"confirm_above": 0}
     run.live.produce(OK, time=START + timedelta(hours=2))  # between the two looks at the log
     run.live.log().expire(2)
     with pytest.raises(AirflowFailException, match="confirm_offsets") as caught:
         run.begin(started)
     assert run.pushed[started.dag_run_id, "begin", REASON] == str(caught.value)[:200].strip()
-    task, context = run.task("plan")
-    event = {"run_ids": [started.dag_run_id], started.dag_run_id: "failed"}
     with pytest.raises(
         AirflowFailException, match=r"was not replayed\. .* has failed: confirm_offsets: .*clear this task"
     ):
-        task.execute_complete(context, ("DagStateTrigger", event))
+        run.finish(started, "failed")
 
 
 def test_a_failed_run_that_has_left_no_reason_names_its_logs(run: IntervalRun) -> None:
-    started = run.plan()
-    assert started is not None
-    task, context = run.task("plan")
-    event = {"run_ids": [started.dag_run_id], started.dag_run_id: "failed"}
+    started = run.starts()
     with pytest.raises(AirflowFailException, match="its tasks' logs have the reason"):
-        task.execute_complete(context, ("DagStateTrigger", event))
+        run.finish(started, "failed")
 
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_run_that_was_marked_as_successful_by_hand_proves_nothing(begun: bool, run: IntervalRun) -> None:
-    started = run.plan()
-    assert started is not None
+    started = run.starts()
     if begun:
         run.replay(started, records=1)
-    task, context = run.task("plan")
-    event = {"run_ids": [started.dag_run_id], started.dag_run_id: "success"}
     with pytest.raises(AirflowException, match="is not settled" if begun else "has not begun epoch 0") as caught:
-        task.execute_complete(context, ("DagStateTrigger", event))
+        run.finish(started, "success")
     assert not isinstance(caught.value, AirflowFailException), "Airflow tries again"
     run.retried()
     assert run.plan() is not None
 
 
 def test_the_reason_of_a_failure_is_scrubbed(run: IntervalRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = run.plan()
-    assert started is not None
+    started = run.starts()
 
     def refused(*_: Any) -> None:
         raise ConfigError("the broker refused sasl.password=canary")
@@ -190,9 +169,6 @@ def test_the_reason_of_a_failure_is_scrubbed(run: IntervalRun, monkeypatch: pyte
     with pytest.raises(AirflowFailException):
         run.begin(started)
     assert run.pushed[started.dag_run_id, "begin", REASON] == "the broker refused sasl.password=***"
-
-
-# ---- epochs ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_whole_run_over_a_settled_lane_begins_a_new_epoch(run: IntervalRun) -> None:
@@ -210,12 +186,9 @@ def test_a_whole_run_whose_epoch_has_not_begun_is_not_taken_for_replayed(run: In
     """A user has marked `begin` as successful: the lane is settled, by the epoch before."""
     run.replayed()
     run.whole()
-    started = run.plan()
-    assert started is not None
-    task, context = run.task("plan")
-    event = {"run_ids": [started.dag_run_id], started.dag_run_id: "success"}
+    started = run.starts()
     with pytest.raises(AirflowException, match="has not begun epoch 1"):
-        task.execute_complete(context, ("DagStateTrigger", event))
+        run.finish(started, "success")
 
 
 def test_a_cleared_task_of_a_settled_lane_does_nothing(run: IntervalRun) -> None:
@@ -227,8 +200,7 @@ def test_a_cleared_task_of_a_settled_lane_does_nothing(run: IntervalRun) -> None
 
 @pytest.mark.parametrize("again", ["whole", "cleared", "retried"])
 def test_any_run_over_a_lane_that_is_not_settled_goes_on_with_it(again: str, run: IntervalRun) -> None:
-    started = run.plan()
-    assert started is not None
+    started = run.starts()
     run.replay(started, records=1)
     getattr(run, again)()
     run.replayed()
@@ -240,11 +212,9 @@ def test_a_task_that_is_retried_after_its_run_was_started_begins_no_further_epoc
     middle of the lane, or has settled it."""
     run.replayed()
     run.whole()
-    first = run.plan()
+    first = run.starts()
     run.retried()
-    second = run.plan()
-    assert first is not None
-    assert second is not None
+    second = run.starts()
     assert [(started.conf or {})["epoch"] for started in (first, second)] == [1, 1]
     assert first.dag_run_id != second.dag_run_id
     run.begin(second)
@@ -261,28 +231,6 @@ def test_a_run_that_a_user_has_deleted_and_made_again_is_a_whole_run(run: Interv
     run.replayed()
     assert run.epoch() == 1
 
-
-def test_a_cancelled_lane_is_settled_and_a_whole_run_begins_anew(run: IntervalRun) -> None:
-    started = run.plan()
-    assert started is not None
-    run.begin(started)
-    cancel(run.adapters(), "wrong handler")
-    run.finish(started)
-    run.whole()
-    run.replayed()
-    assert run.epoch() == 1
-
-
-def test_a_lane_of_the_same_id_with_other_arguments_is_refused(run: IntervalRun) -> None:
-    started = run.plan()
-    assert started is not None
-    run.begin(started)
-    (started.conf or {})["to"] = "2026-02-03T00:00:00+00:00"
-    with pytest.raises(AirflowFailException, match=r"--to: backfill .* began with"):
-        run.begin(started)
-
-
-# ---- ids ------------------------------------------------------------------------------------------------------------
 
 TIMES = st.datetimes(timezones=st.just(UTC))
 
@@ -304,31 +252,22 @@ def test_an_interval_in_another_zone_has_the_same_id() -> None:
     assert Interval.of_run({"dag_run": moved, "run_id": "r"}).lane == LANE
 
 
-@pytest.mark.parametrize(
-    ("newest", "settled", "begun_by", "whole", "epoch"),
-    [
-        (None, False, [], True, 0),
-        (None, False, [], False, 0),
-        (0, False, ["x"], True, 0),
-        (0, False, ["x"], False, 0),
-        (0, True, ["x"], True, 1),
-        (0, True, ["x"], False, None),
-        (0, True, ["mine__1"], True, None),
-        (1, True, ["x", "mine__2"], True, None),
-        (1, True, ["mine__2", "x"], True, None),
-        (4, True, list("abcde"), True, 5),
-    ],
-)
+@pytest.mark.parametrize(("newest", "settled", "begun_by", "whole", "epoch"), [
+    (None, False, [], True, 0),
+    (None, False, [], False, 0),
+    (0, False, ["x"], True, 0),
+    (0, False, ["x"], False, 0),
+    (0, True, ["x"], True, 1),
+    (0, True, ["x"], False, None),
+    (0, True, ["mine__1"], True, None),
+    (1, True, ["x", "mine__2"], True, None),
+    (1, True, ["mine__2", "x"], True, None),
+    (4, True, list("abcde"), True, 5),
+])  # fmt: skip
 def test_an_epoch_begins_only_with_a_whole_run_over_a_settled_lane_and_once(
     newest: int | None, settled: bool, begun_by: list[str], whole: bool, epoch: int | None
 ) -> None:
     assert epoch_to_run(newest, settled, begun_by, "mine__", whole) == epoch
-
-
-def test_a_run_is_whole_if_no_other_task_of_it_has_a_state() -> None:
-    assert is_whole_run({"replay": None, "settle": None})
-    assert not is_whole_run({"replay": "skipped", "settle": "skipped"})
-    assert not is_whole_run({"replay": None, "settle": "upstream_failed"})
 
 
 def test_runs_that_began_at_different_times_start_runs_of_different_names() -> None:
@@ -376,8 +315,7 @@ def test_s70_fifty_intervals_at_once_settle_a_lane_each_and_leave_the_group_alon
 
 def _steps(run: IntervalRun) -> Iterator[str]:
     """Takes the steps of an interval's run one by one."""
-    started = run.plan()
-    assert started is not None
+    started = run.starts()
     yield "started"
     run.begin(started)
     yield "begun"

@@ -40,9 +40,6 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-# ---- StatsD ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
     """Switches Airflow's StatsD on, as a task's process does. Returns the lines received since the last call."""
@@ -108,9 +105,6 @@ def test_a_dot_in_a_topics_name_adds_no_level_to_the_name(statsd: Callable[[], l
     assert "airflow.ackline.partition.lag.orders.orders__eu.0:0|g" in statsd()
 
 
-# ---- names, tags, counts --------------------------------------------------------------------------------------------
-
-
 class Sent(list[tuple[str, str, float, tuple[tuple[str, str], ...]]]):
     """The metrics that were sent: kind, name, value, tags."""
 
@@ -158,7 +152,10 @@ def turn(lane: MemoryLane) -> None:
 def test_the_names_and_tags_of_the_metrics_are_stable(lane: MemoryLane, sent: Sent) -> None:
     turn(lane)
     by_partition, by_topic = ("pipeline", "topic", "partition"), ("pipeline", "topic")
-    partition = {f"ackline.partition.{name}": {by_partition} for name in {*GAUGES, "fetch_seconds_mean"}}
+    partition = {
+        f"ackline.partition.{name}": {by_partition}
+        for name in {*GAUGES, "fetch_seconds_mean", "state", "failing_share"}
+    }
     topics = {f"ackline.topic.{name}": {by_topic} for name in {*GAUGES, "partitions"}}
     pipeline = {f"ackline.pipeline.{name}": {("pipeline",)} for name in PIPELINE_GAUGES}
     assert sent.named("gauge") == pipeline | partition | topics
@@ -179,7 +176,7 @@ def test_every_metric_that_is_sent_is_in_the_list_with_its_kind_and_tags(lane: M
     sent_by_gauges |= {f"ackline.pipeline.{name}" for name in PIPELINE_GAUGES}
     listed = {metric.name for metric in METRICS.values() if metric.kind == "gauge" and ".step." not in metric.name}
     assert {name.rpartition(".")[2] for name in listed - sent_by_gauges} == {
-        "retention_at", "fetch_seconds_mean", "partitions"
+        "retention_at", "fetch_seconds_mean", "state", "failing_share", "partitions"
     }  # fmt: skip
 
 
@@ -208,16 +205,13 @@ def of_the_run(sent: Sent) -> list[tuple[str, float]]:
     return [(name, values[f"ackline.pipeline.{name}"]) for name in ("stopped", "refused")]
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (GroupBusy("live members"), [1, 1]),
-        (LedgerError("contradiction"), [1, 1]),
-        (ConfigError("a setting"), [1, 0]),
-        (TransientError("a broker is away"), [0, 0]),
-        (TurnVoided("by an operator"), [0, 0]),
-    ],
-)
+@pytest.mark.parametrize(("error", "expected"), [
+    (GroupBusy("live members"), [1, 1]),
+    (LedgerError("contradiction"), [1, 1]),
+    (ConfigError("a setting"), [1, 0]),
+    (TransientError("a broker is away"), [0, 0]),
+    (TurnVoided("by an operator"), [0, 0]),
+])  # fmt: skip
 def test_what_stops_each_run_is_a_gauge_until_the_next_settle(
     error: AcklineError, expected: list[int], lane: MemoryLane, sent: Sent
 ) -> None:
@@ -229,16 +223,13 @@ def test_what_stops_each_run_is_a_gauge_until_the_next_settle(
     assert [value for _, value in of_the_run(sent)] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("exit_status", "raised", "expected"),
-    [
-        (CONFIGURATION, AirflowFailException, [1, 0]),
-        (FATAL, AirflowFailException, [1, 0]),
-        (REFUSED, AirflowFailException, [1, 1]),
-        (VOIDED, AirflowFailException, [0, 0]),
-        (TRANSIENT, AirflowException, [0, 0]),
-    ],
-)
+@pytest.mark.parametrize(("exit_status", "raised", "expected"), [
+    (CONFIGURATION, AirflowFailException, [1, 0]),
+    (FATAL, AirflowFailException, [1, 0]),
+    (REFUSED, AirflowFailException, [1, 1]),
+    (VOIDED, AirflowFailException, [0, 0]),
+    (TRANSIENT, AirflowException, [0, 0]),
+])  # fmt: skip
 def test_a_driver_that_would_end_so_again_is_a_gauge_too(
     exit_status: int, raised: type[Exception], expected: list[int], lane: MemoryLane, sent: Sent,
     monkeypatch: pytest.MonkeyPatch,

@@ -25,17 +25,17 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Producer
 
+from ackline.delta.object_store import arrow_filesystem
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.processes import free_ports
-from ackline.tables.object_store import arrow_filesystem
-from tests.airflow.project import ROOT, Project, processes, served_airflow
+from tests.airflow.project import ROOT, Project, ServedAirflow, processes
 from tests.airflow.served import migrate
 from tests.conftest import MakeTopic
 from tests.e2e.wire import read
 from tests.support.object_store.store import REGION, ObjectStore
 from tests.ui.test_page import get
 
-pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SECONDS = 400.0
 RECORDS = 4
 HANDLER = """
@@ -203,7 +203,7 @@ def test_i13_no_secret_and_no_record_is_anywhere_but_where_the_documents_say(
     environment = {"ACKLINE_AUDIT": root, "ACKLINE_AUDIT_CONNECTION": "store", "TMPDIR": str(scratch)}
     defined = connections(project, s3_server, hidden)
     ui = f"http://127.0.0.1:{port}/api/v1/applications"
-    with watched(ui) as seen, served_airflow(home, project, environment) as airflow:
+    with watched(ui) as seen, ServedAirflow(home, project, environment) as airflow:
         for name, fields in defined.items():
             extra = json.dumps(fields["extra"])
             airflow.call("POST", "/connections", {**fields, "extra": extra, "connection_id": name})

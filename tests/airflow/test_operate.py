@@ -1,7 +1,7 @@
 """The forms of the DAGs, and the DAGs `operate__NAME` and `ackline_maintenance`, which do what the commands do."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +17,12 @@ from ackline.airflow.backfill import backfill_dag
 from ackline.airflow.dags import replay_dag
 from ackline.airflow.operate import maintenance_dag, operate_dag, run_params
 from ackline.airflow.operators import PlanOperator, SettleOperator, airflow_errors
+from ackline.forms.form import EVERYTHING, SETTING, Entered, RunRequest, run_request
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
-from ackline.pipeline.form import EVERYTHING, SETTING, Entered, RunRequest, run_request
 from ackline.pipeline.pipeline import Pipeline
 from ackline.tables.schemas import TABLES
 from ackline.tables.store import LedgerStore
-from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import FAILS, FAILS_ONCE, OK, TP, MemoryLane
 from tests.support.pipeline_files import GOOD
 from tests.tables.lane_rows import plan as plan_rows
@@ -37,11 +36,7 @@ class Form:
 
     def __init__(self, lane: MemoryLane, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lane = lane
-
-        @contextmanager
-        def opened(*_: Any, actor: str, **__: Any) -> Iterator[Any]:
-            yield lane.adapters("manual__1", actor=actor)
-
+        opened = lambda *_, actor, **__: nullcontext(lane.adapters("manual__1", actor=actor))  # noqa: E731
         monkeypatch.setattr(operate, "opened", opened)
 
     def dag(self) -> DAG:
@@ -109,7 +104,7 @@ def test_a_void_and_an_adoption_are_acts_of_the_same_form(lane: MemoryLane, form
 @pytest.mark.parametrize(
     "values",
     [{"action": "delete"}, {"partitions": [-1]}, {"partitions": ["x"]}, {"topics": ["a/b"]}, {"by": "5"},
-     {"offsets": "1-2"}, {"confirm": "yes"}, {"reason": "x" * 501}],
+     {"offsets": "1/2"}, {"confirm": "yes"}, {"reason": "x" * 501}],
     ids=str,
 )  # fmt: skip
 def test_the_form_refuses_wrong_values(values: dict[str, Any], form: Form) -> None:
@@ -117,19 +112,16 @@ def test_the_form_refuses_wrong_values(values: dict[str, Any], form: Form) -> No
         form.trigger(**values)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"action": "skip", "to": "6"}, "reason: skip needs one"),
-        ({"action": "reset", "to": "6", "reason": " "}, "reason: reset needs one"),
-        ({"action": "pause", "to": "6"}, "to: pause takes no such value"),
-        ({"action": "skip", "to": "soon", "reason": "x"}, "to: give an offset"),
-        ({"action": "skip", "offsets": ":", "reason": "x"}, r"offsets: write A:B .*\(empty\)"),
-        ({"action": "skip", "to": "0", "reason": "x"}, "below the floor"),
-        ({"action": "pause", "partitions": [7]}, "no partition with --partition 7"),
-        ({"action": "adopt-ledger", "reason": "x"}, "nothing to adopt"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ({"action": "skip", "to": "6"}, "reason: skip needs one"),
+    ({"action": "reset", "to": "6", "reason": " "}, "reason: reset needs one"),
+    ({"action": "pause", "to": "6"}, "to: pause takes no such value"),
+    ({"action": "skip", "to": "soon", "reason": "x"}, "to: give an offset"),
+    ({"action": "skip", "offsets": ":", "reason": "x"}, r"offsets: write A:B .*\(empty\)"),
+    ({"action": "skip", "to": "0", "reason": "x"}, "below the floor"),
+    ({"action": "pause", "partitions": [7]}, "no partition with --partition 7"),
+    ({"action": "adopt-ledger", "reason": "x"}, "nothing to adopt"),
+])  # fmt: skip
 def test_the_task_refuses_what_the_form_can_not(values: dict[str, Any], message: str, form: Form) -> None:
     with pytest.raises(AirflowFailException, match=message):
         form.trigger(confirm=True, **values)
@@ -145,14 +137,11 @@ def params() -> ParamsDict:
     return ParamsDict(run_params(pipeline))
 
 
-@pytest.mark.parametrize(
-    ("make", "tasks"),
-    [
-        (backfill_dag, [("begin", 4), ("replay", 4)]),
-        (operate_dag, [("operate", 0)]),
-        (replay_dag, [("plan", 4), ("replay", 4), ("settle", 4)]),
-    ],
-)
+@pytest.mark.parametrize(("make", "tasks"), [
+    (backfill_dag, [("begin", 4), ("replay", 4)]),
+    (operate_dag, [("operate", 0)]),
+    (replay_dag, [("plan", 4), ("replay", 4), ("settle", 4)]),
+])  # fmt: skip
 def test_each_field_has_a_title_and_a_description_and_an_act_is_never_retried(
     make: Callable[[Pipeline, str], DAG], tasks: list[tuple[str, int]], params: ParamsDict
 ) -> None:
@@ -242,17 +231,9 @@ def test_a_wrong_value_is_refused_in_the_form_and_again_in_the_task(params: Para
         run_request(Entered(values, by_option=False), LIMIT)
 
 
-# ---- the task -------------------------------------------------------------------------------------------------------
-
-
 def tasks_open(lane: MemoryLane, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the tasks of a DAG open this lane, and check neither its handler nor the connection of Spark."""
-
-    @contextmanager
-    def opened(*_: object) -> Iterator[MemoryAdapters]:
-        yield lane.adapters()
-
-    monkeypatch.setattr(operators, "opened", opened)
+    monkeypatch.setattr(operators, "opened", lambda *_: nullcontext(lane.adapters()))
     monkeypatch.setattr(operators, "DriverHook", lambda *_, **__: None)
     monkeypatch.setattr("ackline.pipeline.functions.check_functions", lambda *_: None)
 
@@ -336,7 +317,6 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BaseOperator:
 
 
 def test_it_runs_every_six_hours_one_run_at_a_time_and_without_catchup() -> None:
-    """The next run does what a run left undone."""
     made = maintenance_dag("dags/maintenance.py")
     assert made.timetable == CronDataIntervalTimetable("20 */6 * * *", timezone="UTC")
     assert (made.max_active_runs, made.catchup) == (1, False)
@@ -344,7 +324,6 @@ def test_it_runs_every_six_hours_one_run_at_a_time_and_without_catchup() -> None
 
 
 def test_its_task_maintains_the_tables_below_the_audit_root(task: BaseOperator, tmp_path: Path) -> None:
-    """It returns what it did, in numbers."""
     store = LedgerStore(str(tmp_path), "orders", "live")
     store.store_settlement(settlement(0))
     store.store_plan(plan_rows(1))
@@ -358,7 +337,6 @@ def test_its_task_maintains_the_tables_below_the_audit_root(task: BaseOperator, 
 
 
 def test_an_error_that_no_retry_can_solve_fails_at_once(task: BaseOperator, tmp_path: Path) -> None:
-    """A damaged Delta log stays damaged."""
     LedgerStore(str(tmp_path), "orders", "live").store_settlement(settlement(0))
     for entry in (tmp_path / "orders" / "settlements" / "_delta_log").glob("*.json"):
         entry.write_text("{rubbish")

@@ -1,7 +1,7 @@
 """The tasks settle and replay beside other runs: settle settles its own turn, replay waits without a worker slot."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,12 +29,7 @@ class Task:
 
     def __init__(self, lane: MemoryLane, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lane, self.planned = lane, planned_summary(plan.plan(lane.adapters(DAG_RUN)))
-
-        @contextmanager
-        def opened(*_: Any) -> Iterator[Any]:
-            yield lane.adapters(DAG_RUN)
-
-        monkeypatch.setattr(operators, "opened", opened)
+        monkeypatch.setattr(operators, "opened", lambda *_, **__: nullcontext(lane.adapters(DAG_RUN)))
         monkeypatch.setattr("ackline.airflow.metrics.publish_metrics", lambda *_: None)
 
     def xcom_pull(self, task_ids: str) -> Any:
@@ -145,12 +140,7 @@ class Elsewhere:
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
     made = Elsewhere(tmp_path)
-
-    @contextmanager
-    def opened(*_: object) -> Iterator[MemoryAdapters]:
-        yield made.adapters()
-
-    monkeypatch.setattr(operators, "opened", opened)
+    monkeypatch.setattr(operators, "opened", lambda *_, **__: nullcontext(made.adapters()))
     return made
 
 
@@ -177,9 +167,3 @@ def test_the_task_goes_on_where_the_holder_does_not_renew_its_lease_and_holds_it
     reschedule()
     assert elsewhere.waited == MISSED_RENEWALS * RENEWAL_SECONDS
     assert elsewhere.file.read() is None, "so that the driver, which never waits, finds none"
-
-
-def test_the_task_goes_on_at_once_where_nothing_is_held(elsewhere: Elsewhere, reschedule: Callable[[], None]) -> None:
-    elsewhere.file.remove()
-    reschedule()
-    assert elsewhere.waited == 0

@@ -14,11 +14,11 @@ from urllib.parse import urlencode
 import psutil
 import pytest
 
+from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.local.airflow_api import POLL_SECONDS
 from ackline.local.airflow_servers import LocalAirflow
 from ackline.local.processes import wait_until
 from ackline.tables.lease import ProcessIdentity
-from ackline.tables.queries import AuditFilter, audit_rows
 from tests.airflow import otlp_receiver
 from tests.airflow.project import CANARY, SLOW_HANDLER, Project, ServedAirflow, drivers, produce
 from tests.airflow.statsd_receiver import Received
@@ -99,6 +99,7 @@ def airflow(scheduled: Project, served: ServedAirflow) -> ServedAirflow:
     return served
 
 
+@pytest.mark.slow
 def test_the_cron_of_a_pipeline_fires_beside_a_broken_one_that_is_named(
     scheduled: Project,
     airflow: ServedAirflow,

@@ -87,7 +87,7 @@ def write(folder: Path, project: Project, source: str, word: str) -> Path:
 
 
 @pytest.mark.real
-@pytest.mark.deep
+@pytest.mark.slow
 def test_a_wheel_and_a_dag_file_of_three_lines_give_dags_page_command_and_a_run(
     python: Path, project: Project, source: str
 ) -> None:

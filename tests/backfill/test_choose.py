@@ -1,7 +1,4 @@
-"""What ranges, times and outcomes choose, against sets of offsets.
-
-The offsets that a backfill chooses, by range, time, outcome and error class, on the steps in memory (S72).
-"""
+"""Which offsets a backfill chooses, by range, time, outcome and error class (S72). In memory."""
 
 from datetime import timedelta
 
@@ -19,10 +16,10 @@ from ackline.backfill.choose import (
     newest_outcomes,
 )
 from ackline.errors import ConfigError
+from ackline.forms.arguments import RangeArgument, parse_range
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, arrays_of, intersect, joined, ranges_of
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
-from ackline.pipeline.arguments import RangeArgument, parse_range
 from tests.ledger.test_offsets import RANGES, offsets_of
 from tests.pipeline import filters
 from tests.support.memory_lane import DEAD, FAILS, OK, PAYMENTS, TP, TP1, MemoryBackfill, MemoryLane, settled_lane

@@ -5,13 +5,15 @@ import multiprocessing
 import re
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
+T = TypeVar("T")
 MIB = 2**20
 
 
@@ -56,7 +58,6 @@ def sizes_from(part: str, doc: str | None, **sizes: tuple[int, str]) -> argparse
 
 
 def show_figures(console: Console, title: str, figures: Iterable[Figure]) -> None:
-    """Prints a table with a row for each figure."""
     table = Table(title=title)
     for name in ("", "figure", "unit", "aim", "note"):
         table.add_column(name)
@@ -66,33 +67,28 @@ def show_figures(console: Console, title: str, figures: Iterable[Figure]) -> Non
     console.print(table)
 
 
+def in_a_process(function: Callable[..., T], *arguments: Any) -> T:
+    """Returns what a function returns in a new process, which inherits nothing of this one."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
 def measure(prepare: Callable[..., Callable[[], object]], *arguments: Any) -> Cost:
     """Calls the function that `prepare` returns, in a new process. What `prepare` does is no part of the cost.
 
     Works on Linux only, because it needs /proc.
     """
-    context = multiprocessing.get_context("spawn")
-    answers: multiprocessing.SimpleQueue[Cost] = context.SimpleQueue()
-    child = context.Process(target=_measure, args=(prepare, arguments, answers))
-    child.start()
-    child.join()
-    if child.exitcode != 0:
-        raise SystemExit(f"{prepare.__name__} failed")
-    return answers.get()
+    return in_a_process(_measure, prepare, arguments)
 
 
-def _measure(
-    prepare: Callable[..., Callable[[], object]],
-    arguments: tuple[Any, ...],
-    answers: "multiprocessing.SimpleQueue[Cost]",
-) -> None:
+def _measure(prepare: Callable[..., Callable[[], object]], arguments: tuple[Any, ...]) -> Cost:
     work = prepare(*arguments)
     # ru_maxrss would not do: a process inherits it from its parent, and a parent's peak would hide the growth.
     reset_peak()
     before, begun, cpu = memory("VmRSS"), time.perf_counter(), time.process_time()
     work()
     seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
-    answers.put(Cost(seconds, cpu, memory("VmHWM") - before))
+    return Cost(seconds, cpu, memory("VmHWM") - before)
 
 
 def reset_peak() -> None:

@@ -59,13 +59,6 @@ class InjectedLane(MemoryLane):
         result = ReplayResult(tuple(files), counts, 0, 0, dict.fromkeys(counts, FetchTimes(10, 1.0, 0.5)))
         assert store.store_outcomes(turn.turn, add_actions(turn, result), task_report(self.adapters(), turn, result))
 
-    def age(self, since: float) -> None:
-        """Makes log entries written after `since` as old as their turn, because Delta uses their modification times."""
-        time = self.world.now.timestamp()
-        for entry in Path(self.root).glob("*/*/_delta_log/*"):
-            if entry.stat().st_mtime >= since:
-                os.utime(entry, (time, time))
-
     def _fresh(self, store: LedgerStore, turn: Plan, failed: int) -> OutcomeFiles:
         files = _files(store, turn)
         for tp, planned in turn.partitions.items():
@@ -89,6 +82,14 @@ class InjectedLane(MemoryLane):
         texts = [(["ValueError"] * len(offsets)), ["no such customer"] * len(offsets)]
         errors = texts if outcome is Outcome.FAILED else [None, None]
         files.add(tp, outcome, Chunk(np.array(offsets, dtype=np.int64), times, attempts, times, *errors))
+
+
+def age_entries(root: Path, since: float, now: datetime) -> None:
+    """Makes log entries written after `since` as old as their turn, because Delta uses their modification times."""
+    for folder in (*root.glob("*/*/_delta_log"), *root.glob("*/outputs/*/_delta_log")):
+        for entry in os.scandir(folder):
+            if entry.stat().st_mtime >= since:
+                os.utime(entry.path, (now.timestamp(),) * 2)
 
 
 def _files(store: LedgerStore, turn: Plan) -> OutcomeFiles:

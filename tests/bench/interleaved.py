@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,15 +18,15 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from rich.console import Console
 
+from ackline.actions.maintain import maintain
+from ackline.audit.queries import AuditFilter, audit_pages
+from ackline.audit.scan import LaneScanner
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
 from ackline.spark.job import ReplayResult
 from ackline.steps.replay import add_actions
-from ackline.tables.maintenance import maintain
-from ackline.tables.queries import AuditFilter, audit_pages
-from ackline.tables.scan import LaneScanner
 from ackline.tables.store import LedgerStore
 from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
 from tests.bench.figures import Figure, show_figures, sizes_from
@@ -46,7 +47,6 @@ dead_letter: none
 
 
 def main() -> None:
-    """Fills a table, maintains it, measures the commands and prints the figures."""
     options = sizes_from("interleaved", __doc__, rows=(ROWS, "rows of the table"), turns=(TURNS, "turns of them"))
     with TemporaryDirectory(prefix="ackline-bench-") as folder:
         root, pipelines = str(Path(folder) / "audit"), Path(folder) / "pipelines"
@@ -60,7 +60,6 @@ def main() -> None:
 
 
 def measured(root: str, pipelines: Path, rows: int, files: int) -> list[Figure]:
-    """Returns the time of each command, and how many files it opens."""
     environment = {**os.environ, "ACKLINE_AUDIT": root, "ACKLINE_PIPELINES": str(pipelines)}
     offset = rows // PARTITIONS // 2
     commands = (
@@ -91,7 +90,6 @@ def seconds_of(arguments: list[str], environment: dict[str, str]) -> float:
 
 
 def files_opened(root: str, offset: int) -> int:
-    """Returns how many files the audit of an offset opens."""
     scanner = LaneScanner(LedgerStore(root, NAME, LIVE))
     criteria = AuditFilter("orders", 1, OffsetRange(offset, offset + 1))
     assert sum(page.num_rows for page in audit_pages(root, NAME, criteria, [scanner]))
@@ -100,29 +98,57 @@ def files_opened(root: str, offset: int) -> int:
 
 def fill(root: str, rows: int, turns: int) -> int:
     """Stores settled turns with so many rows, about; returns how many they are."""
-    store, now = LedgerStore(root, NAME, LIVE), datetime.now(UTC)
-    each = rows // turns // PARTITIONS
-    store.store_settlement(_settlement(0, 0, now))
+    store, each = LedgerStore(root, NAME, LIVE), rows // turns // PARTITIONS
+    tps = [TopicPartition("orders", partition) for partition in range(PARTITIONS)]
     written = 0
-    for n in range(1, turns + 1):
-        start = (n - 1) * each
-        plan = _plan(n, OffsetRange(start, start + each), now)
-        assert store.store_plan(plan)
-        files = OutcomeFiles(OutcomeTarget(store.outcomes.uri, plan.turn, now.date(), f"run-{n}"))
-        for partition in range(PARTITIONS):
-            tp, offsets = TopicPartition("orders", partition), np.arange(start, start + each)
-            failed = offsets % FAILED_EVERY == 0
-            retried = np.arange(start - each, start)[failed] if n > 1 else offsets[:0]
+
+    def write(files: OutcomeFiles) -> None:
+        nonlocal written
+        offsets = np.arange(start, start + each)
+        failed = offsets % FAILED_EVERY == 0
+        retried = np.arange(start - each, start)[failed] if n > 1 else offsets[:0]
+        for tp in tps:
             for outcome, chosen, attempt in (
                 (Outcome.ACKED, offsets[~failed], 1), (Outcome.FAILED, offsets[failed], 1), (Outcome.ACKED, retried, 2)
             ):  # fmt: skip
                 if len(chosen):
                     files.add(tp, outcome, _chunk(chosen, attempt, outcome is Outcome.FAILED))
                     written += len(chosen)
-        result = ReplayResult(tuple(files.close()), {}, each, 0)
-        assert store.store_outcomes(plan.turn, add_actions(plan, result))
-        assert store.store_settlement(_settlement(n, start + each, now), plan)
+
+    for n in range(1, turns + 1):
+        start = (n - 1) * each
+        store_turn(store, n, OffsetRange(start, start + each), tps, write, run_id=f"run-{n}")
     return written
+
+
+def store_turn(
+    store: LedgerStore,
+    n: int,
+    fresh: OffsetRange,
+    tps: Iterable[TopicPartition],
+    write: Callable[[OutcomeFiles], object],
+    *,
+    run_id: str,
+    key_hashes: bool = False,
+) -> None:
+    """Stores turn n, settled, of a range of each partition, with the outcomes that `write` adds; before turn 1 also the
+    genesis of the lane."""
+    now, tps, turn = datetime.now(UTC), list(tps), TurnId(store.pipeline, LIVE, 0, n)
+
+    def settlement(turn: TurnId, kind: TurnKind, floor: int) -> Settlement:
+        settled = SettledPartition("id", 0, PartitionState(floor))
+        return Settlement(turn, kind, run_id, now, dict.fromkeys(tps, settled))
+
+    if n == 1:
+        store.store_settlement(settlement(turn._replace(n=0), TurnKind.GENESIS, 0))
+    planned = PlannedPartition("id", fresh, (), 0, fresh.start, LogBounds(0, fresh.end))
+    plan = Plan(turn, TurnKind.RUN, run_id, now, dict.fromkeys(tps, planned), "read_committed", {})
+    assert store.store_plan(plan)
+    files = OutcomeFiles(OutcomeTarget(store.outcomes.uri, turn, now.date(), run_id), key_hashes=key_hashes)
+    write(files)
+    result = ReplayResult(tuple(files.close()), {}, fresh.end - fresh.start, 0)
+    assert store.store_outcomes(turn, add_actions(plan, result))
+    assert store.store_settlement(settlement(turn, TurnKind.RUN, fresh.end), plan)
 
 
 def _chunk(offsets: np.ndarray, attempt: int, failed: bool) -> Chunk:
@@ -130,19 +156,6 @@ def _chunk(offsets: np.ndarray, attempt: int, failed: bool) -> Chunk:
     classes = [CLASSES[offset // FAILED_EVERY % len(CLASSES)] for offset in offsets.tolist()] if failed else None
     messages = ["the service did not answer"] * len(offsets) if failed else None
     return Chunk(offsets, times, np.full(len(offsets), attempt, dtype=np.int32), times, classes, messages)
-
-
-def _plan(n: int, fresh: OffsetRange, now: datetime) -> Plan:
-    planned = PlannedPartition("id", fresh, (), 0, fresh.start, LogBounds(0, fresh.end))
-    partitions = {TopicPartition("orders", partition): planned for partition in range(PARTITIONS)}
-    return Plan(TurnId(NAME, LIVE, 0, n), TurnKind.RUN, f"run-{n}", now, partitions, "read_committed", {})
-
-
-def _settlement(n: int, floor: int, now: datetime) -> Settlement:
-    kind = TurnKind.RUN if n else TurnKind.GENESIS
-    settled = SettledPartition("id", 0, PartitionState(floor))
-    partitions = {TopicPartition("orders", partition): settled for partition in range(PARTITIONS)}
-    return Settlement(TurnId(NAME, LIVE, 0, n), kind, f"run-{n}", now, partitions)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,11 @@ from unittest.mock import patch
 from deltalake.transaction import AddAction
 from rich.console import Console
 
+from ackline.actions.maintain import maintain
 from ackline.ledger.turns import LIVE, TurnKind
 from ackline.pipeline.folder import lane_folder
-from ackline.tables.maintenance import maintain
+from ackline.tables.audit_table import AuditTable
 from ackline.tables.schemas import TABLES
-from ackline.tables.table import AuditTable
 from tests.bench.figures import MIB, Figure, memory, show_figures, sizes_from
 from tests.bench.injected import NAME, InjectedLane
 
@@ -71,7 +71,6 @@ class Lane:
 
 
 def main() -> None:
-    """Measures the sizes and prints the table."""
     sizes = {"files": (MANY, "files of the large side"), "rounds": (ROUNDS, "turns of each side")}
     options = sizes_from("ledger_sizes", __doc__, **sizes)
     console, figures = Console(), list[Figure]()

@@ -28,7 +28,6 @@ AIM = 30.0
 
 
 def main() -> None:
-    """Measures the runs and prints the table."""
     options = sizes_from(
         "partitions", __doc__, partitions=(PARTITIONS, "partitions of the topic"),
         records=(RECORDS, "records of each partition"), runs=(3, "measured runs, after one to warm up"),
@@ -63,7 +62,6 @@ def main() -> None:
 def show(
     console: Console, options: argparse.Namespace, seconds: list[float], files: float, tasks: int, jvm: int
 ) -> None:
-    """Prints the table."""
     spread = f"{min(seconds):.1f} – {max(seconds):.1f}"
     figures = [
         Figure("a run, median", statistics.median(seconds), "s", most=AIM, note=spread),

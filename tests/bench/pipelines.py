@@ -28,7 +28,6 @@ schedule: "*/10 * * * *"
 
 
 def main() -> None:
-    """Measures the functions and prints the table."""
     options = sizes_from("pipelines", __doc__, files=(FILES, "pipeline files"))
     with TemporaryDirectory(prefix="ackline-bench-") as temporary:
         os.environ |= {"AIRFLOW_HOME": f"{temporary}/airflow", "ACKLINE_AUDIT": f"{temporary}/audit"}
@@ -53,7 +52,6 @@ def _figure(name: str, cost: Cost, aim: float | None = None) -> Figure:
 
 
 def write_files(folder: Path, count: int) -> None:
-    """Writes so many valid pipeline files."""
     folder.mkdir()
     for number in range(count):
         name = f"pipeline-{number:05}"
@@ -61,7 +59,6 @@ def write_files(folder: Path, count: int) -> None:
 
 
 def loading(folder: Path, small: Path) -> Callable[[], object]:
-    """Returns the load of all files."""
     from ackline.pipeline.folder import load_folder
 
     assert len(load_folder(small).pipelines) == 1

@@ -6,7 +6,7 @@ Each query runs in a process of its own, after the same query of a small pipelin
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,17 +14,15 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from ackline.ledger.fold import PartitionState
-from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.turns import LIVE, Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
-from ackline.spark.job import ReplayResult
-from ackline.steps.replay import add_actions
-from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.ledger.turns import LIVE
 from ackline.tables.store import LedgerStore
-from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
+from ackline.worker.files import Chunk, OutcomeFiles
 from ackline.worker.records import Int64s
 from tests.bench.figures import MIB, Figure, measure, show_figures, sizes_from
+from tests.bench.interleaved import store_turn
 
 ROWS, TURN_ROWS, CHUNK_ROWS = 100_000_000, 1_000_000, 100_000
 FAILS_EVERY = 10_000
@@ -35,7 +33,6 @@ TP = TopicPartition("orders", 0)
 
 
 def main() -> None:
-    """Measures the queries and prints the table."""
     options = sizes_from("queries", __doc__, rows=(ROWS, "rows of the partition"))
     figures = []
     with TemporaryDirectory(prefix="ackline-bench-") as folder:
@@ -61,7 +58,6 @@ def main() -> None:
 
 
 def audit(root: str, criteria: AuditFilter) -> Callable[[], object]:
-    """Returns the query of `ackline audit`."""
     list(audit_rows(root, SMALL, criteria))
     return lambda: list(audit_rows(root, LARGE, criteria))
 
@@ -90,24 +86,21 @@ def page(root: str, criteria: AuditFilter) -> Callable[[], object]:
 def fill(root: str, pipeline: str, rows: int) -> None:
     """Stores settled turns with `rows` records of one partition, as Spark tasks write them. Each has a key of its own,
     and each of a few fails and is dead."""
-    store, now = LedgerStore(root, pipeline, LIVE), datetime.now(UTC)
-    store.store_settlement(_settlement(TurnId(pipeline, LIVE, 0, 0), 0, now))
+    store = LedgerStore(root, pipeline, LIVE)
     for n, start in enumerate(range(0, rows, TURN_ROWS), 1):
-        turn, end = TurnId(pipeline, LIVE, 0, n), min(start + TURN_ROWS, rows)
-        planned = PlannedPartition("id", OffsetRange(start, end), (), 0, 0, LogBounds(0, end))
-        plan = Plan(turn, TurnKind.RUN, _run(start), now, {TP: planned}, "read_committed", {})
-        assert store.store_plan(plan)
-        files = OutcomeFiles(OutcomeTarget(store.outcomes.uri, turn, now.date(), plan.run_id), key_hashes=True)
-        for first in range(start, end, CHUNK_ROWS):
-            offsets = np.arange(first, min(first + CHUNK_ROWS, end))
-            chunk = Chunk(offsets, offsets, np.ones(len(offsets), dtype=np.int32), offsets, key_hashes=_hashes(offsets))
-            fails = offsets % FAILS_EVERY == 1
-            files.add(TP, Outcome.ACKED, chunk.take(np.flatnonzero(~fails)))
-            failed = chunk.take(np.flatnonzero(fails))
-            errors = ["KeyError"] * len(failed.offsets)
-            files.add(TP, Outcome.DROPPED, replace(failed, classes=errors, messages=errors))
-        assert store.store_outcomes(turn, add_actions(plan, ReplayResult(tuple(files.close()), {}, end - start, 0)))
-        assert store.store_settlement(_settlement(turn, end, now), plan)
+        fresh = OffsetRange(start, min(start + TURN_ROWS, rows))
+        store_turn(store, n, fresh, [TP], partial(_write, fresh), run_id=_run(start), key_hashes=True)
+
+
+def _write(fresh: OffsetRange, files: OutcomeFiles) -> None:
+    for first in range(fresh.start, fresh.end, CHUNK_ROWS):
+        offsets = np.arange(first, min(first + CHUNK_ROWS, fresh.end))
+        chunk = Chunk(offsets, offsets, np.ones(len(offsets), dtype=np.int32), offsets, key_hashes=_hashes(offsets))
+        fails = offsets % FAILS_EVERY == 1
+        files.add(TP, Outcome.ACKED, chunk.take(np.flatnonzero(~fails)))
+        failed = chunk.take(np.flatnonzero(fails))
+        errors = ["KeyError"] * len(failed.offsets)
+        files.add(TP, Outcome.DROPPED, replace(failed, classes=errors, messages=errors))
 
 
 def _run(offset: int) -> str:
@@ -122,11 +115,6 @@ def _hashes(offsets: Int64s) -> pa.Array:
 
 def _hash_of(offset: int) -> str:
     return str(_hashes(np.array([offset]))[0])
-
-
-def _settlement(turn: TurnId, floor: int, now: datetime) -> Settlement:
-    kind = TurnKind.RUN if turn.n else TurnKind.GENESIS
-    return Settlement(turn, kind, "run", now, {TP: SettledPartition("id", 0, PartitionState(floor))})
 
 
 if __name__ == "__main__":

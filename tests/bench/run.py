@@ -54,7 +54,6 @@ TIERS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Measures all sides and prints the tables."""
     options = sizes_from(
         "run", __doc__, records=(1_000_000, "records of about 190 bytes"), rounds=(5, "interleaved rounds"),
         warm_up=(2, "rounds that do not count"),

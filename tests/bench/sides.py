@@ -23,7 +23,6 @@ from tests.bench.topic import ISOLATION, Subject
 
 
 def handle(record: Record) -> None:
-    """Parses the value of a record."""
     json.loads(record.value)
 
 
@@ -33,7 +32,6 @@ def nothing(record: Record) -> None:
 
 @arrow_handler
 def handle_batch(batch: pa.RecordBatch) -> list[str]:
-    """Parses the value of each row."""
     for value in batch.column("value").to_pylist():
         json.loads(value)
     return ["acked"] * batch.num_rows
@@ -41,13 +39,11 @@ def handle_batch(batch: pa.RecordBatch) -> list[str]:
 
 @arrow_handler
 def nothing_batch(batch: pa.RecordBatch) -> list[str]:
-    """Does nothing with a batch."""
     return ["acked"] * batch.num_rows
 
 
 @column_handler
 def nothing_column(records: DataFrame) -> Column:
-    """Acks each row."""
     return lit("acked")
 
 
@@ -79,20 +75,20 @@ def ackline_run(spark: SparkSession, subject: Subject, handler: str = f"{__name_
     return ran.outcomes["acked"]
 
 
-def _records(spark: SparkSession, subject: Subject) -> DataFrame:
+def records_of(spark: SparkSession, subject: Subject) -> DataFrame:
     options = source_options({"bootstrap.servers": subject.bootstrap}, ISOLATION)
     return fresh_records(spark, subject.ranges, options)
 
 
 def spark_reads(spark: SparkSession, subject: Subject) -> int:
     """Reads the records in the JVM alone. Returns how many the topic has: the source fails if one is missing."""
-    _records(spark, subject).write.format("noop").mode("overwrite").save()
+    records_of(spark, subject).write.format("noop").mode("overwrite").save()
     return subject.records
 
 
 def spark_moves(spark: SparkSession, subject: Subject) -> int:
     """Moves the columns that Ackline reads to a Python worker, which counts the rows."""
-    return _in_python(spark, for_python(_records(spark, subject), with_topic=False), lambda batch: None)
+    return _in_python(spark, for_python(records_of(spark, subject), with_topic=False), lambda batch: None)
 
 
 def noop_sink(spark: SparkSession, subject: Subject) -> int:
@@ -102,7 +98,7 @@ def noop_sink(spark: SparkSession, subject: Subject) -> int:
         for value in batch.column("value").to_pylist():
             json.loads(value)
 
-    return _in_python(spark, _records(spark, subject).select("value"), parse)
+    return _in_python(spark, records_of(spark, subject).select("value"), parse)
 
 
 def _in_python(spark: SparkSession, records: DataFrame, use: Callable[[pa.RecordBatch], None]) -> int:

@@ -4,11 +4,10 @@ import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from confluent_kafka import Producer
 
 from ackline.ledger.offsets import OffsetRange, TopicPartition
+from ackline.local import events
+from ackline.local.events import RecordLine
 
 ISOLATION = "read_committed"
 
@@ -25,7 +24,6 @@ class Subject:
 
     @property
     def ranges(self) -> dict[TopicPartition, OffsetRange]:
-        """The range of each partition."""
         return {
             TopicPartition(self.topic, partition): OffsetRange(0, len(range(partition, self.records, self.partitions)))
             for partition in range(self.partitions)
@@ -35,25 +33,11 @@ class Subject:
 def produce(bootstrap: str, topic: str, count: int, partitions: int) -> None:
     """Produces `count` records to the partitions in turn; they are the same in each call."""
     rng = random.Random(20240506)
-    settings: dict[str, Any] = {
-        "bootstrap.servers": bootstrap,
-        "linger.ms": 50,
-        "batch.size": 262_144,
-        "enable.idempotence": True,
-    }
-    client = Producer(settings | {"queue.buffering.max.messages": 1_000_000})
-    for number in range(count):
-        key, value = str(rng.randrange(100_000)).encode(), _order(rng, number)
-        while True:
-            try:
-                client.produce(topic, value, key, partition=number % partitions)
-                break
-            except BufferError:
-                client.poll(0.1)
-        if number % 10_000 == 0:
-            client.poll(0)
-    if client.flush(120):
-        raise SystemExit("not all records were produced")
+    records = (
+        RecordLine(key=str(rng.randrange(100_000)).encode(), value=_order(rng, number), partition=number % partitions)
+        for number in range(count)
+    )
+    events.produce(bootstrap, topic, records, timeout=120)
 
 
 def _order(rng: random.Random, number: int) -> bytes:

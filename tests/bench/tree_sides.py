@@ -18,28 +18,24 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackline import Record, arrow_handler
 from ackline.handler import Emit, Tuple
-from ackline.spark.lineage import fresh_records, source_options
 from tests.bench import sides
-from tests.bench.topic import ISOLATION, Subject
+from tests.bench.topic import Subject
 
 Batches = Iterable[pa.RecordBatch]
 
 
 def split(record: Record) -> Iterator[Emit]:
-    """Emits each line of an order."""
     for line in json.loads(record.value):
         yield Emit(json.dumps(line), key=line["product"])
 
 
 def price(given: Tuple) -> Iterator[Emit]:
-    """Adds its total to a line."""
     line = json.loads(given.value)
     line["total"] = line["price"] * line["quantity"]
     yield Emit(json.dumps(line), key=line["customer"])
 
 
 def book(given: Tuple) -> Iterator[Emit]:
-    """Emits the row of a line."""
     line = json.loads(given.value)
     yield Emit({name: line[name] for name in COLUMNS})
 
@@ -79,28 +75,24 @@ def lines_of(values: pa.Array) -> tuple[pa.RecordBatch, pa.Array]:
 
 
 def with_total(lines: pa.RecordBatch) -> pa.RecordBatch:
-    """Adds its total to each line."""
     total = pc.multiply(lines.column("price"), lines.column("quantity").cast(pa.float64()))
     return lines.append_column("total", total)
 
 
 @arrow_handler
 def split_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Emits each line of the orders of a batch."""
     lines, orders = lines_of(batch.column("value"))
     return lines.append_column("key", lines.column("product")).append_column("_input", orders)
 
 
 @arrow_handler
 def price_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Adds its total to each line of a batch."""
     priced = with_total(batch.select([*LINE]))
     return priced.append_column("key", priced.column("customer"))
 
 
 @arrow_handler
 def book_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Emits the rows of the lines of a batch."""
     return batch.select([*COLUMNS])
 
 
@@ -113,9 +105,8 @@ ARROW_STEPS = [
 def plain_arrow(spark: SparkSession, subject: Subject) -> int:
     """Runs the same vectorised steps with mapInArrow and repartition. Returns of how many records the rows are."""
     parts = spark.sparkContext.defaultParallelism
-    options = source_options({"bootstrap.servers": subject.bootstrap}, ISOLATION)
     of_line = ", ".join(f"{name} {_SPARK[kind]}" for name, kind in LINE.items())
-    lines = fresh_records(spark, subject.ranges, options).select("value").mapInArrow(_split_batches, of_line)
+    lines = sides.records_of(spark, subject).select("value").mapInArrow(_split_batches, of_line)
     priced = lines.repartition(parts, "product").mapInArrow(_price_batches, f"{of_line}, total double")
     booked = priced.repartition(parts, "customer").mapInArrow(_book_batches, _ROW)
     return _written(spark, subject, booked)
@@ -148,8 +139,7 @@ def plain_pyspark(spark: SparkSession, subject: Subject) -> int:
     """Runs the same steps with mapInArrow and repartition, and writes the same rows to a Delta table. Returns of how
     many records these are."""
     parts = spark.sparkContext.defaultParallelism
-    options = source_options({"bootstrap.servers": subject.bootstrap}, ISOLATION)
-    lines = fresh_records(spark, subject.ranges, options).select("value").mapInArrow(_split, "key string, value string")
+    lines = sides.records_of(spark, subject).select("value").mapInArrow(_split, "key string, value string")
     priced = lines.repartition(parts, "key").mapInArrow(_price, "key string, value string")
     booked = priced.repartition(parts, "key").mapInArrow(_book, _ROW)
     return _written(spark, subject, booked)

@@ -6,11 +6,9 @@ outcomes, too.
 """
 
 import json
-import multiprocessing
 import os
 import random
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -20,16 +18,18 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
-from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 from rich.console import Console
 
+from ackline.local import events
 from ackline.local.broker import Broker
+from ackline.local.events import RecordLine
 from ackline.spark.session import open_session
-from tests.bench.figures import MIB, Figure, show_figures, sizes_from
+from tests.bench.figures import MIB, Figure, in_a_process, show_figures, sizes_from
 from tests.bench.programs import Side, cpu_ratio, interleave, processes, speed_ratio
 from tests.bench.topic import Subject
 from tests.bench.tree_sides import ARROW_STEPS, OUTPUTS, STEPS, ackline_run, plain_arrow, plain_pyspark
+from tests.e2e.commands import repeated
 
 FAN_OUT = 3
 RATIO_AIM, ARROW_AIM, MEMORY_AIM = 1.5, 1.25, 2048
@@ -42,7 +42,6 @@ POLL_SECONDS = 0.2
 
 
 def main() -> None:
-    """Measures and prints the figures."""
     options = sizes_from(
         "trees", __doc__, records=(100_000, "records of the ratio"), rounds=(5, "interleaved rounds of the ratio"),
         warm_up=(2, "rounds that do not count"), edges=(EDGES, "edges of the turn for memory"),
@@ -69,41 +68,29 @@ def orders(broker: Broker, count: int, lines: int, folder: Path) -> Subject:
     topic = f"orders-{uuid.uuid4().hex[:8]}"
     broker.create_topic(topic, PARTITIONS)
     # In a process of its own, so that the measurements do not count it.
-    child = multiprocessing.get_context("spawn").Process(target=_produce, args=(broker.bootstrap, topic, count, lines))
-    child.start()
-    child.join()
-    if child.exitcode != 0:
-        raise SystemExit("not all records were produced")
+    in_a_process(_produce, broker.bootstrap, topic, count, lines)
     return Subject(broker.bootstrap, topic, PARTITIONS, count, folder)
 
 
 def _produce(bootstrap: str, topic: str, count: int, lines: int) -> None:
     rng = random.Random(20240506)
-    client = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
-    for order in range(count):
-        value = [
-            {
-                "order_id": order,
-                "number": number,
-                "product": f"sku-{rng.randrange(10_000)}",
-                "customer": f"customer-{rng.randrange(100_000)}",
-                "price": round(rng.random() * 100, 2),
-                "quantity": rng.randrange(1, 10),
-            }
-            for number in range(lines)
-        ]
-        while True:
-            try:
-                client.produce(topic, json.dumps(value).encode(), partition=order % PARTITIONS)
-                break
-            except BufferError:
-                client.poll(0.1)
-    if client.flush(120):
-        raise SystemExit("not all records were produced")
+
+    def line(order: int, number: int) -> dict[str, Any]:
+        return {
+            "order_id": order,
+            "number": number,
+            "product": f"sku-{rng.randrange(10_000)}",
+            "customer": f"customer-{rng.randrange(100_000)}",
+            "price": round(rng.random() * 100, 2),
+            "quantity": rng.randrange(1, 10),
+        }
+
+    values = ([line(order, number) for number in range(lines)] for order in range(count))
+    records = (RecordLine(json.dumps(v).encode(), partition=n % PARTITIONS) for n, v in enumerate(values))
+    events.produce(bootstrap, topic, records, timeout=120)
 
 
 def times(spark: SparkSession, subject: Subject, rounds: int, warm_up: int, console: Console) -> list[Figure]:
-    """Runs each side once a round, and returns the ratios."""
     batches: dict[str, Any] = {"handler": "split_batch", "steps": ARROW_STEPS, "outputs": OUTPUTS}
     pairs = [
         (
@@ -142,19 +129,12 @@ def watched_memory() -> Iterator[list[int]]:
     """Collects the memory of this process and of the Python processes below it, several times a second. It is the
     proportional set size: workers are forked, and share pages."""
     peaks: list[int] = [0]
-    ended = threading.Event()
 
-    def watch() -> None:
-        while not ended.wait(POLL_SECONDS):
-            peaks.append(sum(_memory(process) for process in processes() if "java" not in _name(process)))
+    def look() -> None:
+        peaks.append(sum(_memory(process) for process in processes() if "java" not in _name(process)))
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with repeated(look, POLL_SECONDS):
         yield peaks
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _name(process: psutil.Process) -> str:

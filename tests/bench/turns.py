@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.table import Table
 
-from ackline.tables.maintenance import maintain
+from ackline.actions.maintain import maintain
 from tests.bench.figures import MIB, Figure, memory, show_figures
-from tests.bench.injected import InjectedLane
+from tests.bench.injected import InjectedLane, age_entries
 from tests.bench.watched import SettleCost, measure_settle
 
 PARTITIONS = 4
@@ -46,12 +46,10 @@ class Times:
     maintenance: dict[int, float] = field(default_factory=dict)
 
     def median(self, turns: range) -> float:
-        """Returns the median of plan and settle in these turns."""
         return statistics.median(self.steps[n] for n in turns)
 
 
 def main() -> None:
-    """Measures both and prints the tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.turns", description=__doc__)
     parser.add_argument(
         "--every", type=int, default=MAINTAINED_EVERY, help="turns between two runs of maintenance; 0: none"
@@ -86,7 +84,7 @@ def many_turns(folder: Path, turns: int, every: int) -> Times:
             begun = time.perf_counter()
             maintain(lane.root)
             times.maintenance[n] = time.perf_counter() - begun
-        lane.age(started)
+        age_entries(Path(lane.root), started, lane.world.now)
     return times
 
 
@@ -100,7 +98,6 @@ def large_turn(records: int, failed: int) -> SettleCost:
 
 
 def show_many(console: Console, times: Times, every: int) -> None:
-    """Prints the table of many turns."""
     often = f"maintenance every {every} turns" if every else "no maintenance"
     table = Table(title=f"plan + settle in {len(times.steps)} turns of {PARTITIONS * RECORDS:,} records, {often}")
     for name in ("turns", "median ms", "spread"):
@@ -121,7 +118,6 @@ def show_many(console: Console, times: Times, every: int) -> None:
 
 
 def show_large(console: Console, costs: list[SettleCost]) -> None:
-    """Prints the table of large turns."""
     table = Table(title="settle after one turn")
     for name in ("records", "failed", "files", "files opened", "rows materialised", "seconds", "peak memory, MiB more"):
         table.add_column(name, justify="right")
@@ -132,7 +128,6 @@ def show_large(console: Console, costs: list[SettleCost]) -> None:
 
 
 def show_failed(console: Console, cost: SettleCost) -> None:
-    """Prints the figures of a turn all of whose records failed."""
     figures = [
         Figure("settle", cost.seconds, "s", most=FAILED_SECONDS),
         Figure("peak memory", cost.peak / MIB, "MiB more", most=FAILED_MIB),

@@ -1,7 +1,6 @@
 """Measures settle in a process of its own: its time, the files that it opens, and its memory."""
 
 import ctypes
-import multiprocessing
 import os
 import struct
 import time
@@ -13,7 +12,7 @@ from ackline.ledger.turns import LIVE, TurnId
 from ackline.steps.settle import settle
 from ackline.tables.store import LedgerStore
 from ackline.tables.turn_outcomes import TurnOutcomes
-from tests.bench.figures import memory, reset_peak
+from tests.bench.figures import in_a_process, memory, reset_peak
 from tests.bench.injected import NAME, InjectedLane
 
 _IN_OPEN = 0x20
@@ -38,7 +37,6 @@ class _Counting(LedgerStore):
     rows = 0
 
     def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
-        """Returns the outcomes and decisions of a turn."""
         outcomes = super().outcomes_of(turn, every_row)
         self.rows = max(self.rows, sum(map(len, outcomes.rows.values())))
         return outcomes
@@ -49,19 +47,14 @@ def measure_settle(lane: InjectedLane) -> SettleCost:
     folders = [path for path in Path(lane.root, NAME, "outcomes").glob("plan_date=*") if path.is_dir()]
     files = [file for folder in folders for file in folder.iterdir()]
     watch = _Watch(folders)
-    context = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
-    child = context.Process(target=_settle, args=(lane, answers))
-    child.start()
-    child.join()
-    opened = watch.close()
-    if child.exitcode != 0:
-        raise SystemExit("settle failed")
-    records, failed, rows, seconds, peak = answers.get()
+    try:
+        records, failed, rows, seconds, peak = in_a_process(_settle, lane)
+    finally:
+        opened = watch.close()
     return SettleCost(records, failed, len(files), len(opened & {file.name for file in files}), rows, seconds, peak)
 
 
-def _settle(lane: InjectedLane, answers: "multiprocessing.SimpleQueue[tuple[int, int, int, float, int]]") -> None:
+def _settle(lane: InjectedLane) -> tuple[int, int, int, float, int]:
     adapters = lane.adapters()
     store = _Counting(lane.root, NAME, LIVE)
     object.__setattr__(adapters, "store", store)
@@ -74,7 +67,7 @@ def _settle(lane: InjectedLane, answers: "multiprocessing.SimpleQueue[tuple[int,
     assert settled is not None
     records = sum(row.counts.get("acked", 0) + row.counts.get("failed", 0) for row in settled.partitions.values())
     failed = sum(row.counts.get("failed", 0) for row in settled.partitions.values())
-    answers.put((records, failed, store.rows, seconds, memory("VmHWM") - before))
+    return records, failed, store.rows, seconds, memory("VmHWM") - before
 
 
 class _Watch:

@@ -15,7 +15,6 @@ class Violation(AssertionError):
 
 
 def broken(rule: str, what: str) -> NoReturn:
-    """Raises Violation."""
     raise Violation(f"{rule}: {what}")
 
 
@@ -28,7 +27,6 @@ class Waiting(NamedTuple):
     latest: datetime | None = None
 
     def allows(self, pending: "Waiting") -> bool:
-        """Returns whether a pending offset has this state."""
         if self.latest and self.due and pending.due:
             return pending[:2] == self[:2] and self.due <= pending.due <= self.latest
         return pending[:3] == self[:3]
@@ -76,7 +74,6 @@ class Rules:
 
     @property
     def most_attempts(self) -> int:
-        """The highest number of attempts that any record may have."""
         policies = (self.policy, *self.by_error.values())
         return 1 + max(policy.max_retries for policy in policies if policy is not None)
 
@@ -163,16 +160,13 @@ class Turn:
 
     @property
     def once(self) -> bool:
-        """Whether it was planned under at most once."""
         return self.plan is not None and self.plan.settings["guarantee"] == "at_most_once"
 
     def copy(self) -> "Turn":
-        """Returns a copy that no later event changes."""
         changing = {name: getattr(self, name).copy() for name in ("stored_by", "committed", "misread", "handed_out")}
         return replace(self, **changing)
 
     def failures(self) -> tuple[int, int]:
-        """Returns how many first attempts failed, and how many there are."""
         first = [row.outcome for _, row in rows_of(self.outcomes) if row.attempt == 1]
         return first.count("failed") + first.count("dropped"), len(first)
 
@@ -190,12 +184,10 @@ class Coverage:
     settled: dict[tuple[str, TopicPartition], set[int]] = field(default_factory=dict)
 
     def begin(self, topic_id: str, tp: TopicPartition, start: int) -> None:
-        """Notes that an epoch begins at an offset."""
         key = topic_id, tp
         self.starts[key] = min(self.starts.get(key, start), start)
 
     def add(self, topic_id: str, tp: TopicPartition, row: Any) -> None:
-        """Adds a row that counts."""
         if row.outcome in TERMINAL:
             self.settled.setdefault((topic_id, tp), set()).update(range(row.offset, row.end))
 
@@ -234,7 +226,6 @@ class OfAllEpochs:
     """All cuts of logs, also those of which a copy of the tables knows nothing."""
 
     def copy(self) -> "OfAllEpochs":
-        """Returns a copy that no later event changes. The cuts stay: they are no part of the tables."""
         return OfAllEpochs(set(self.letters), deepcopy(self.coverage), self.cuts)
 
     def cut_since(self, index: int, topic_id: str, tp: TopicPartition) -> int:

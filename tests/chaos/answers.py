@@ -85,7 +85,6 @@ class _Turn:
         self.check_no_answer_is_passed_over(in_flight)
 
     def in_flight(self) -> dict[Key, InFlightAttempt]:
-        """Returns the attempts in flight after the outcomes of the turn."""
         attempts = {
             (tp, offset): InFlightAttempt(waiting.attempts, waiting.due)
             for tp in self.turn.plan.partitions

@@ -52,7 +52,6 @@ class Config:
 
     @property
     def has_answers(self) -> bool:
-        """Whether the file has an ack topic."""
         return self.waits > 0
 
     def settings(self) -> dict[str, Any]:
@@ -87,7 +86,6 @@ class Config:
         return settings
 
     def rules(self) -> Rules:
-        """Returns the settings by which the oracle judges."""
         initial, period, most = (parse_duration(text) for text in (*self.delays, "5m"))
         policy = Policy(self.retries, initial, period, most, self.jitter)
         by_error: dict[str, Policy | None] = {}
@@ -105,12 +103,10 @@ _NO_ANSWERS = st.just(0)
 
 
 def _often(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
-    """Draws `usual` about half of the time."""
     return st.sampled_from([usual] * max(len(others), 1) + list(others))
 
 
 def answered_configs() -> st.SearchStrategy[Config]:
-    """Draws files with an ack topic."""
     return configs(st.just("at_least_once"), st.sampled_from([2, 5, 50]))
 
 

@@ -1,5 +1,5 @@
 """Makes the fixtures of tests/e2e available here."""
 
-from tests.e2e.fixtures import lab, spark
+from tests.e2e.fixtures import in_process, lab, spark, spark_lab
 
-__all__ = ["lab", "spark"]
+__all__ = ["in_process", "lab", "spark", "spark_lab"]

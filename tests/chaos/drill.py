@@ -1,10 +1,12 @@
 """The lab of the restore drills: a pipeline of which parts are set back to an older copy, one at a time or two.
 
 The tables are real, and so is the command; Kafka is in memory. A `Drill` handles records up to a moment, takes a copy
-of all parts, and goes on. Then a test sets parts back to the copy, and `recover` does what each error of a run advises,
-until the lane is at the end of its log.
+of all parts, and goes on. That story is the same for many tests, so each works on a copy of a drill that has told it
+(`copied`). Then a test sets parts back, and `recover` does what each error of a run advises, until the lane is at the
+end of its log.
 """
 
+import os
 import re
 import shutil
 from collections import Counter
@@ -77,17 +79,30 @@ class Drill:
         self.commands: list[str] = []
         self.told: list[str] = []
         """The errors, and what the commands have printed."""
-        self._command = MemoryCommand(self.lane, folder, patch)
-        file = folder / "lane.yaml"  # of the settings of a backfill, the command takes some from the file
+        self._handled: tuple[list[Any], dict[int, str]] = [], {}
+        """What the handler has kept outside of the lane."""
+        self._begin(patch)
+
+    def _begin(self, patch: pytest.MonkeyPatch) -> None:
+        self._command = MemoryCommand(self.lane, self.folder, patch)
+        file = self.folder / "lane.yaml"  # of the settings of a backfill, the command takes some from the file
         text = file.read_text().replace("tests.support.journal:handle", FILE["handler"])
         file.write_text(f"{text}outputs: {[TABLE]}\n")
         patch.setattr(tasks, "ExactReader", lambda *_: MemoryReader(self.lane.world, "read_committed"))
-        drill_handlers.CALLS.clear()
-        drill_handlers.TOKENS.clear()
+        patch.setattr(os, "fsync", lambda _: None)  # no machine loses its power here
+        patch.setattr(drill_handlers, "CALLS", self._handled[0])
+        patch.setattr(drill_handlers, "TOKENS", self._handled[1])
+
+    def copied(self, folder: Path, patch: pytest.MonkeyPatch) -> "Drill":
+        """Returns a copy in another folder. Nothing that happens to one of the two happens to the other."""
+        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        copy = deepcopy(self)
+        copy.folder, copy.lane.root = folder, folder / "audit"
+        copy._begin(patch)
+        return copy
 
     @property
     def live(self) -> Path:
-        """The folder of the pipeline."""
         return self.folder / "audit" / "lane"
 
     # ---- the story ------------------------------------------------------------------------------------------------
@@ -107,7 +122,6 @@ class Drill:
         return self.take_copy()
 
     def take_copy(self) -> "Drill":
-        """Copies all parts, in place of an earlier copy."""
         lane, world = self.lane, self.lane.world
         shutil.rmtree(self.folder / "copy", ignore_errors=True)
         shutil.copytree(self.live, self.folder / "copy")
@@ -251,27 +265,26 @@ class Drill:
         return Counter(row["_offset"] for row in table.to_pylist() if row["_lane"] == LIVE)
 
     def acked(self) -> set[int]:
-        """The offsets that the ledger has acked, in the log that is there now."""
         outcomes = self.evidence().outcomes.to_pylist()
         return {row["offset"] for row in outcomes if row["outcome"] == "acked"}
 
     def evidence(self, lane: str = LIVE) -> Evidence:
-        """What the checker judges: the real tables, and the log in memory."""
         root = str(self.folder / "audit")
         outputs = OutputTables(root, "lane", lane)
         settlements, ledger = read_table(root, "settlements", "lane", lane)
         outcomes, _ = read_table(root, "outcomes", "lane", lane)
         plans, _ = read_table(root, "plans", "lane", lane)
-        names = named_in_plans(plans)
-        rows, published = outputs.read_rows(names), outputs.read_published(names, named_in_settlements(settlements))
+        named, ids = named_in_settlements(settlements)
+        names = sorted({*named_in_plans(plans), *named})
+        rows, published = outputs.read_rows(names), outputs.read_published(names, ids)
         tables = [
-            OutputTable(name, rows[name], published[name], outputs.foreign_writer(name, ledger)) for name in names
+            OutputTable(name, rows[name], published[name], outputs.foreign_writer(transactions, ledger), transactions)
+            for name, transactions in ((name, outputs.transactions(name)) for name in names)
         ]
         log = log_of(self.lane.log(), "read_committed", self.lane.world.committed.get((GROUP, TP)))
         logs = {CheckedPartition(*TP): log}
         return Evidence("lane", lane, logs, plans, outcomes, settlements, ledger, outputs=tables)
 
     def violations(self, lane: str = LIVE, outputs: bool = True) -> list[str]:
-        """What does not hold, by the checker."""
         evidence = self.evidence(lane)
         return judge(evidence if outputs else replace(evidence, outputs=()), settled=True).violations

@@ -20,13 +20,10 @@ OPERATOR_VOIDS = ("void", "voidpause")
 
 
 def is_operator_void(run_id: str) -> bool:
-    """Returns whether a process is an operator's void."""
     return run_id.split("-")[0] in OPERATOR_VOIDS
 
 
 class Epoch:
-    """The account of one epoch."""
-
     def __init__(
         self,
         world: World,
@@ -50,7 +47,6 @@ class Epoch:
         self.of_all = of_all
 
     def copy(self, of_all: OfAllEpochs) -> "Epoch":
-        """Returns a copy that no later event changes."""
         copied = copy(self)
         copied.partitions, copied.of_all = deepcopy(self.partitions), of_all
         copied.turns = {n: turn.copy() for n, turn in self.turns.items()}

@@ -27,7 +27,7 @@ from ackline.ledger.turns import LIVE
 from ackline.tables.schemas import TABLES
 from ackline.verify.evidence import Evidence, Log
 from ackline.verify.evidence import TopicPartition as CheckedPartition
-from ackline.verify.read_tables import COLUMNS, OF_ANSWERS, OF_BACKFILLS, OF_LOGS
+from ackline.verify.read_tables import COLUMNS, NEWER, OF_BACKFILLS
 from tests.chaos.account import Rules, rows_of
 from tests.support.memory import GroupCommit, HandlerCall, MemoryLog, World
 
@@ -60,7 +60,7 @@ def evidence_of(
 
 
 def _rows(table: str, rows: Iterable[Row]) -> pa.Table:
-    names = [*COLUMNS[table], *(name for more in (OF_BACKFILLS, OF_ANSWERS, OF_LOGS) for name in more.get(table, []))]
+    names = [*COLUMNS[table], *(name for more in (OF_BACKFILLS, NEWER) for name in more.get(table, []))]
     return _columns(pa.schema([TABLES[table].field(name) for name in names]), rows)
 
 
@@ -144,7 +144,6 @@ def existing(log: MemoryLog, isolation: str) -> list[int]:
 
 
 def log_of(log: MemoryLog, isolation: str, committed: Committed | None) -> Log:
-    """Returns a log as the checker reads it."""
     end, kept = log.readable_end(isolation), np.array(existing(log, isolation), np.int64)
     # Of a compacted log the checker needs to know which offsets never were a record for a consumer.
     never = np.setdiff1d(np.arange(end), readable(log, isolation)) if log.compacted else None

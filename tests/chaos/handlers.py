@@ -27,25 +27,21 @@ def gated(record: Record) -> None:
 
 
 def gate(topic: str) -> Path:
-    """Returns the gate file of a topic."""
     return Path(f"{os.environ[journal.JOURNAL]}.{topic}")
 
 
 @arrow_handler
 def one_too_few(batch: pa.RecordBatch) -> list[str]:
-    """Returns no outcome for the last row."""
     return ["acked"] * (batch.num_rows - 1)
 
 
 @arrow_handler
 def one_too_many(batch: pa.RecordBatch) -> list[str]:
-    """Returns one outcome more than there are rows."""
     return ["acked"] * (batch.num_rows + 1)
 
 
 @arrow_handler
 def nulls(batch: pa.RecordBatch) -> list[str | None]:
-    """Returns null as the outcome of the first row."""
     return [None, *["acked"] * (batch.num_rows - 1)]
 
 

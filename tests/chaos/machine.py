@@ -70,7 +70,6 @@ class ChaosMachine(Restores):
 
     @rule(runs=st.integers(1, 4), minutes=st.sampled_from([0, 1, 5]))
     def catch_up(self, runs: int, minutes: int) -> None:
-        """Lets runs go to their end, one after the other."""
         for _ in range(runs):
             self.clock(minutes)
             self.advance(self.spawn("run"), None)
@@ -78,13 +77,10 @@ class ChaosMachine(Restores):
     @rule(action=actions, then=st.booleans())
     def whole_action(self, action: Action, then: bool) -> None:
         """Lets an operator action go to its end; it may be refused because a turn is open."""
-        self.advance(self.spawn(action), None)
-        if then:
-            self.advance(self.spawn("run"), None)
+        self.whole_runs(action, *["run"] * then)
 
     @rule(program=backfills)
     def whole_backfill(self, program: Backfill) -> None:
-        """Lets a backfill go as far as it can, beside processes that are stopped."""
         self.advance(self.spawn(program), None)
 
     @precondition(lambda self: self.config.breaker)
@@ -96,7 +92,6 @@ class ChaosMachine(Restores):
     @precondition(lambda self: len(self.actors) < SLOTS)
     @rule(where=small, records=orders, program=programs, stop=stops, fixed=st.booleans())
     def start(self, where: int, records: list[Any], program: str | Action | Backfill, stop: Stop, fixed: bool) -> None:
-        """Starts a process and stops it."""
         self.append(self.log(where), records)
         self.actors.append(self.spawn(program, fixed))
         self.advance(self.actors[-1], stop)
@@ -112,7 +107,6 @@ class ChaosMachine(Restores):
     @precondition(lambda self: self.actors)
     @rule(which=small, stop=stops)
     def step(self, which: int, stop: Stop) -> None:
-        """Lets a stopped process go on to another stop."""
         self.advance(self.actors[which % len(self.actors)], stop)
 
     @precondition(lambda self: len(self.actors) < SLOTS)
@@ -130,15 +124,16 @@ class ChaosMachine(Restores):
         self.append(self.log(where), records)
         self.actors.append(self.spawn(program))
         self.advance(self.actors[-1], (write, BEFORE))
-        for other in then:
-            self.advance(self.spawn(other), None)
+        self.whole_runs(*then)
+
+    def whole_runs(self, *programs: str | Action) -> None:
+        """Lets processes go to their ends, one after the other."""
+        for program in programs:
+            self.advance(self.spawn(program), None)
 
     @rule(program=voids, then=st.booleans())
     def operator_voids(self, program: str, then: bool) -> None:
-        """Lets an operator close the open turn, beside processes that work on it."""
-        self.advance(self.spawn(program), None)
-        if then:
-            self.advance(self.spawn("run"), None)
+        self.whole_runs(program, *["run"] * then)
 
     @precondition(lambda self: len(self.actors) < SLOTS - 1)
     @rule(where=small, records=orders, far=st.integers(0, 2), other=st.one_of(wholes, voids), stop=writes)
@@ -192,8 +187,7 @@ class ChaosMachine(Restores):
         if not first.over:
             self.advance(first, None)
         self.append(self.log(where), more)
-        for other in then:
-            self.advance(self.spawn(other), None)
+        self.whole_runs(*then)
         self.restore(copy, what)
         self.runs_come(runs, adopts)
 
@@ -222,13 +216,11 @@ class ChaosMachine(Restores):
     @precondition(lambda self: self.actors)
     @rule(which=small)
     def finish(self, which: int) -> None:
-        """Lets a stopped process go on to its end."""
         self.advance(self.actors[which % len(self.actors)], None)
 
     @precondition(lambda self: self.actors)
     @rule(which=small)
     def kill(self, which: int) -> None:
-        """Kills a stopped process."""
         self.actors.pop(which % len(self.actors)).kill()
 
     # ---- what must hold -------------------------------------------------------------------------------------------

@@ -69,12 +69,10 @@ class Oracle:
 
     @property
     def partitions(self) -> dict[TopicPartition, PartitionAccount]:
-        """The partitions of the newest epoch."""
         return self.epochs[-1].partitions
 
     @property
     def of_all(self) -> OfAllEpochs:
-        """What is known beside the account of each epoch."""
         return self.epochs[-1].of_all
 
     @property
@@ -95,7 +93,6 @@ class Oracle:
     # ---- copies ---------------------------------------------------------------------------------------------------
 
     def account(self) -> "Account":
-        """Returns what is known of the tables as they are now."""
         of_all = self.of_all.copy()
         return Account([epoch.copy(of_all) for epoch in self.epochs], list(self._lost), len(self.world.history))
 
@@ -130,7 +127,6 @@ class Oracle:
     # ---- the history ----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Judges the new part of the history."""
         while self._next < len(self.world.history):
             event = self.world.history[self._next]
             self._next += 1
@@ -159,7 +155,6 @@ class Oracle:
         return isinstance(event, HandlerCall) and event.lane != LIVE
 
     def check_tables(self, lane: str = LIVE) -> None:
-        """Lets the independent checker judge a lane as it is now."""
         if not any(turn.lane == lane for turn in self.world.tables.settlements):
             return  # there is no such lane yet
         evidence = evidence_of(self.world, self.rules, lane, self._unlike(lane), [lost.part for lost in self._lost])

@@ -65,7 +65,6 @@ class Outside:
         world.create_topic(ACKS, partitions)
 
     def logs(self) -> dict[TopicPartition, MemoryLog]:
-        """Returns the logs of the ack topic."""
         return {TopicPartition(ACKS, number): log for number, log in self.world.topics[ACKS].logs.items()}
 
     def hand_on(self, record: Record) -> InFlight | None:
@@ -105,7 +104,6 @@ class Outside:
             answer.truncated |= same and answer.offset >= end
 
     def create_again(self) -> None:
-        """Deletes the ack topic and creates it again, with as many partitions."""
         self.world.create_topic(ACKS, len(self.logs()))
 
     def mend(self) -> None:

@@ -8,11 +8,11 @@ from ackline.backfill import run as backfill
 from ackline.backfill.choose import choose_offsets
 from ackline.backfill.perform import backfill_pipeline
 from ackline.errors import ConfigError
+from ackline.forms.arguments import BackfillArguments
 from ackline.lane.plans import Targets
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind, PendingRuns
 from ackline.ledger.turns import Settlement, TurnKind
-from ackline.pipeline.arguments import BackfillArguments
 from ackline.steps import plan, replay, run, settle
 from tests.support.memory import World
 from tests.support.memory_adapters import MemoryAdapters, memory_adapters, no_session
@@ -78,8 +78,6 @@ class Backfill:
     kind = "backfill"
 
     def program(self, world: World) -> Program:
-        """Returns what its process runs."""
-
         def work(opened: Opened) -> None:
             adapters = backfill_adapters(world, opened(), self.lane)
             if adapters.store.newest() is None and not (self.cancels or self._begin(world, adapters)):
@@ -132,8 +130,7 @@ class Action:
     whole: bool = True
 
     def program(self, world: World) -> Program:
-        """Returns what its process runs."""
-        kind = TurnKind(self.kind)
+        kind = TurnKind[self.kind.upper()]
         return lambda adapters: actions.perform_action(
             adapters(), kind, lambda newest: self._targets(world, newest), "a test"
         )
@@ -147,7 +144,6 @@ class Action:
         return {tp: runs for tp, runs in pending.items() if len(runs)}
 
     def _targets(self, world: World, newest: Settlement) -> Targets:
-        """Returns the targets that the command would choose."""
         tps = sorted(newest.partitions)
         chosen = tps if self.whole else tps[self.where % max(len(tps), 1) :][:1]
         if not chosen:

@@ -64,7 +64,6 @@ class Restores(WorldChanges):
     """The rules that take copies and set parts of the world back to them."""
 
     def copy(self) -> Copy:
-        """Takes a copy of all parts, and keeps it."""
         self.oracle.check()
         logs = {tp: (self.world.topics[tp.topic].topic_id, deepcopy(self.world.topics[tp.topic].logs[tp.partition]))
                 for tp in self.tps()}  # fmt: skip
@@ -90,7 +89,6 @@ class Restores(WorldChanges):
         self.runs_come(runs, adopts)
 
     def restore(self, copy: Copy, what: tuple[str, ...]) -> None:
-        """Sets parts back to a copy."""
         if "tables" in what or "logs" in what:
             for actor in self.actors:
                 actor.kill()

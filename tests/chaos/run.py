@@ -61,7 +61,6 @@ def _settings(worlds: int, shrink: bool) -> settings:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(description="Runs that stop, die and come back late, in worlds full of faults.")
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))

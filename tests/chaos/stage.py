@@ -96,7 +96,6 @@ class Stage(RuleBasedStateMachine):
         self.world.handle = handle_or_fail
 
     def pipeline(self) -> Pipeline:
-        """Returns the pipeline file as it is now."""
         if self.config.pattern:
             topics: dict[str, Any] = {"pattern": "|".join(self.subscribed) or "none"}
         else:
@@ -104,7 +103,6 @@ class Stage(RuleBasedStateMachine):
         return Pipeline.model_validate({**self.settings, "kafka": {**self.settings["kafka"], **topics}})
 
     def guarantee_under_way(self) -> str:
-        """Returns the guarantee under which the newest turn was planned."""
         plans = [turn.plan for turn in self.oracle.epochs[-1].turns.values() if turn.plan is not None]
         return str(plans[-1].settings["guarantee"] if plans else self.settings["guarantee"])
 
@@ -113,16 +111,13 @@ class Stage(RuleBasedStateMachine):
         return [tp for tp in self.world.partitions() if tp.topic in TOPICS]
 
     def tp(self, number: int) -> TopicPartition:
-        """Returns one of the partitions, for any number."""
         tps = self.tps()
         return tps[number % len(tps)]
 
     def logs(self) -> list[MemoryLog]:
-        """Returns the logs of all partitions."""
         return [self.world.topics[tp.topic].logs[tp.partition] for tp in self.tps()]
 
     def log(self, number: int) -> MemoryLog:
-        """Returns the log of one of the partitions, for any number."""
         tp = self.tp(number)
         return self.world.topics[tp.topic].logs[tp.partition]
 
@@ -188,7 +183,6 @@ class Stage(RuleBasedStateMachine):
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def stop_faults(self) -> None:
-        """Ends all faults of the world."""
         self.world.faults.clear()
         self.world.members, self.outage = [], False
         for log in self.logs():
@@ -207,12 +201,9 @@ class Stage(RuleBasedStateMachine):
         lenient = False
         for _ in range(bound):
             self.world.now += timedelta(minutes=6)
-            actor = self.spawn("run", lenient=lenient)
-            actor.advance(None)
-            self.oracle.check()
+            actor = self.ended("run", lenient)
             lenient = isinstance(actor.error, TooManyFailures)
             if actor.error is not None:
-                self.check_error(actor)
                 self.follow_advice(actor)
             elif any(account.paused for account in self.oracle.partitions.values()):
                 self.spawn(Action("resume")).advance(None)
@@ -230,10 +221,7 @@ class Stage(RuleBasedStateMachine):
             lenient, found = False, None
             for number in range(40):
                 self.world.now += timedelta(minutes=6)
-                actor = self.spawn(Backfill(lane, cancels=number > 30), lenient=lenient)
-                actor.advance(None)
-                self.oracle.check()
-                self.check_error(actor)
+                actor = self.ended(Backfill(lane, cancels=number > 30), lenient)
                 lenient = isinstance(actor.error, TooManyFailures)
                 found = run.find_backfill(MemoryStore(self.world, self.pipeline().name, lane))
                 if found is not None and found.account.settled and actor.error is None:
@@ -273,18 +261,19 @@ class Stage(RuleBasedStateMachine):
         log = self.world.log(tp)
         assert log is not None
         target: int | str = to if to == "earliest" else max(int(to) - log.start, 0)
-        actor = self.spawn(Action("reset", self.tps().index(tp), target, whole=False))
-        actor.advance(None)
-        self.oracle.check()
-        self.check_error(actor)
+        self.ended(Action("reset", self.tps().index(tp), target, whole=False))
 
     def adopts(self) -> bool:
         """Adopts the ledger, as the error of a run advises; returns False if that is refused while a turn is open."""
-        actor = self.spawn("adopt")
+        return self.ended("adopt").error is None
+
+    def ended(self, program: str | Action | Backfill, lenient: bool = False) -> Actor:
+        """Returns a process that has gone to its end. What it has stored is judged, and then its error."""
+        actor = self.spawn(program, lenient=lenient)
         actor.advance(None)
         self.oracle.check()
         self.check_error(actor)
-        return actor.error is None
+        return actor
 
     def floors(self) -> dict[TopicPartition, Any]:
         """Returns the floor of each partition; None if it has not joined the lane."""

@@ -118,9 +118,9 @@ STRUCK_AT: dict[str, tuple[Any, str]] = {
     ["read", pytest.param("dead letter", marks=pytest.mark.deep), pytest.param("commit", marks=pytest.mark.deep)],
 )
 def test_the_broker_is_bounced_and_nothing_is_lost_or_repeated(
-    fragile: Broker, tmp_path: Path, spark: Spark, monkeypatch: pytest.MonkeyPatch, operation: str
+    fragile: Broker, tmp_path: Path, in_process: Spark, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
-    lane = Lab(fragile, tmp_path, spark, retry={"max_retries": 0})
+    lane = Lab(fragile, tmp_path, in_process, retry={"max_retries": 0})
     lane.produce_records(200, {7: {"fail": -1}, 50: {"skip": True}})
     restart = threading.Thread(target=fragile.start)
 

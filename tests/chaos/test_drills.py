@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ackline.outputs.checks import older_copies_of_backfills
+from ackline.outputs.expected import older_copies_of_backfills
 from tests.chaos import drill_handlers
 from tests.chaos.drill import Drill
 from tests.support.memory_lane import FAILS_ONCE, OK
@@ -52,9 +52,27 @@ DRILLS = [
 MakeDrill = Callable[..., Drill]
 
 
+@pytest.fixture(scope="module")
+def stories() -> dict[str, Drill]:
+    """The drills that have told their story, by its moment and its options."""
+    return {}
+
+
 @pytest.fixture
-def drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeDrill:
-    return lambda **options: Drill(tmp_path, monkeypatch, **options)
+def drill(
+    stories: dict[str, Drill], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> MakeDrill:
+    """Returns a drill that was copied at a moment and, unless `on` is false, has gone on."""
+
+    def make(moment: str = "between turns", on: bool = True, **options: Any) -> Drill:
+        key = f"{moment} {on} {options}"
+        if key not in stories:
+            with pytest.MonkeyPatch.context() as patch:
+                story = Drill(tmp_path_factory.mktemp("story"), patch, **options).until(moment)
+                stories[key] = story.goes_on() if on else story
+        return stories[key].copied(tmp_path, monkeypatch)
+
+    return make
 
 
 def rows_of(drill: Drill) -> set[str]:
@@ -77,7 +95,7 @@ def test_what_is_set_back_goes_on_or_is_decided_by_the_command_that_the_error_na
     parts: tuple[str, ...], drill: MakeDrill
 ) -> None:
     commands, rows = MATRIX[parts]
-    done = drill().until("between turns").goes_on().restore(*parts).recover()
+    done = drill().restore(*parts).recover()
     assert tuple(done.commands) == commands
     is_whole(done, rows)
     backfills = older_copies_of_backfills(done.lane.adapters().store)
@@ -101,7 +119,7 @@ def test_a_copy_from_the_middle_of_a_turn_takes_one_more_command_at_most(
     moment: str, parts: tuple[str, ...], drill: MakeDrill
 ) -> None:
     commands, rows = MATRIX[parts]
-    done = drill().until(moment).goes_on().restore(*parts).recover()
+    done = drill(moment).restore(*parts).recover()
     assert done.commands in (list(commands), ["void", *commands])
     is_whole(done, rows)
 
@@ -124,7 +142,7 @@ def test_a_copy_from_the_middle_of_a_turn_takes_one_more_command_at_most(
 def test_i7_at_most_once_no_record_is_handed_out_again_by_what_was_set_back(
     moment: str, parts: tuple[str, ...], commands: tuple[str, ...], rows: set[str], drill: MakeDrill
 ) -> None:
-    done = drill(once=True).until(moment).goes_on().restore(*parts).recover()
+    done = drill(moment, once=True).restore(*parts).recover()
     assert tuple(done.commands) == commands
     is_whole(done, rows)
     live = Counter(offset for _, offset, _ in drill_handlers.CALLS)
@@ -133,21 +151,21 @@ def test_i7_at_most_once_no_record_is_handed_out_again_by_what_was_set_back(
 
 
 def test_an_older_copy_of_a_table_is_found_although_an_epoch_has_begun_since(drill: MakeDrill) -> None:
-    done = drill().until("between turns").goes_on(reset=8).restore("outputs").recover()
+    done = drill(on=False).goes_on(reset=8).restore("outputs").recover()
     assert done.commands == ["reset"]
-    assert "holds no turn of lane live, epoch 1, but older ones of the lane" in done.told[-2]
+    assert "holds turn 2 of lane live, epoch 0, and the ledger has published turn" in done.told[-2]
     done.lane.produce(OK)
     done.recover()
     assert done.commands == ["reset"], "the reset has taken the table as it is"
 
 
 def test_a_copy_that_lacks_only_the_newest_turn_of_a_table_is_found(drill: MakeDrill) -> None:
-    done = drill().until("between turns").goes_on(turns=0).restore("outputs").recover()
+    done = drill(on=False).goes_on(turns=0).restore("outputs").recover()
     assert done.commands == ["reset"]
 
 
 def test_an_older_copy_of_a_table_is_found_behind_the_adoption_of_a_copy_that_is_less_old(drill: MakeDrill) -> None:
-    done = drill().until("between turns")
+    done = drill(on=False)
     shutil.copytree(done.live / "outputs", done.folder / "outputs")
     done.lane.run()
     done.take_copy().goes_on().restore("audit")
@@ -157,8 +175,20 @@ def test_an_older_copy_of_a_table_is_found_behind_the_adoption_of_a_copy_that_is
     assert done.commands == ["adopt-ledger", "reset"]
 
 
+def test_an_older_copy_of_a_table_is_found_although_the_ledger_was_adopted_and_has_published_since(
+    drill: MakeDrill,
+) -> None:
+    done = drill().until("between turns").goes_on().restore("audit").recover()
+    assert done.commands == ["adopt-ledger"]
+    done.restore("outputs").recover()
+    done.lane.produce(OK)
+    done.recover()
+    assert done.commands == ["adopt-ledger", "reset"], "the reset has taken the table as it is"
+    assert "older ones of the lane, and the ledger has published turn" in "".join(done.told)
+
+
 def test_a_reset_that_another_error_has_advised_names_the_table_that_is_an_older_copy(drill: MakeDrill) -> None:
-    done = drill().until("between turns").goes_on().restore("outputs", "topics").recover()
+    done = drill().restore("outputs", "topics").recover()
     assert "--partition 0 --to" in done.told[-2]
     assert (
         "The output table totals holds turn 2 of lane live, epoch 0, and the ledger has published turn" in done.told[-1]
@@ -167,13 +197,11 @@ def test_a_reset_that_another_error_has_advised_names_the_table_that_is_an_older
 
 
 def test_a_reset_to_the_floor_of_the_copy_publishes_the_rows_again_that_the_older_table_lacks(drill: MakeDrill) -> None:
-    begun = drill().until("between turns")
-    floor = begun.lane.floor()
-    done = begun.goes_on().restore("outputs").recover(str(floor))
+    floor = drill(on=False).lane.floor()
+    done = drill().restore("outputs").recover(str(floor))
     assert done.acked() <= set(done.rows())
 
 
-MORE = {"from": "source", "table": "more"}
 OLDER_FILES: dict[str, tuple[dict[str, Any], tuple[str, ...], set[str]]] = {
     "another table": ({"outputs": [{"from": "source", "table": "more"}]}, (), {MISSING}),
     "another guarantee": ({"guarantee": "no_guarantee", "ack_topic": None, "in_flight": None}, RESET, {WHOLE}),
@@ -185,7 +213,7 @@ def test_an_older_file_is_refused_where_it_would_drop_what_is_pending_and_otherw
     older: str, drill: MakeDrill
 ) -> None:
     settings, commands, rows = OLDER_FILES[older]
-    done = drill(older=settings).until("between turns").goes_on()
+    done = drill(older=settings)
     done.lane.produce(FAILS_ONCE)
     done.lane.run()
     done.restore("file").recover()

@@ -47,9 +47,11 @@ def test_a_segfault_and_a_hang_fail_their_records_and_are_tried_again(lab: MakeL
 
 
 @pytest.mark.deep
-def test_a_pipeline_without_isolation_gets_through_by_itself(lab: MakeLab, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pipeline_without_isolation_gets_through_by_itself(
+    spark_lab: MakeLab, caplog: pytest.LogCaptureFixture
+) -> None:
     """Three starts end without outcomes, the fourth finds the record. Its retry is isolated at the first start."""
-    lane = lab(handler=DEADLY, retry={"initial_delay": "0s", "max_retries": 1})
+    lane = spark_lab(handler=DEADLY, retry={"initial_delay": "0s", "max_retries": 1})
     lane.produce_records(6, {2: {"kill": -1}})
     for _ in range(3):
         with pytest.raises(TransientError):
@@ -135,10 +137,10 @@ def test_outputs_without_steps_are_isolated_too(lab: MakeLab) -> None:
 
 
 @pytest.mark.deep
-def test_a_tree_without_isolation_gets_through_by_itself(lab: MakeLab, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tree_without_isolation_gets_through_by_itself(spark_lab: MakeLab, caplog: pytest.LogCaptureFixture) -> None:
     """Fault 11. Three starts end without outcomes, the fourth finds the record. Its retry, for which the class comes
     from a step, is isolated at the first start."""
-    lane = tree(lab, retry={"initial_delay": "0s", "max_retries": 1}, dead_letter="none")
+    lane = tree(spark_lab, retry={"initial_delay": "0s", "max_retries": 1}, dead_letter="none")
     lane.produce(items("a"), items("b", "c", meet="kill"), items("d"))
     for _ in range(3):
         with pytest.raises(TransientError):

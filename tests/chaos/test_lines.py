@@ -1,12 +1,15 @@
 """The steps are killed at each line and run again (S52, fault 23): in the end they have written the same.
 
-Here the adapters are in memory, where a kill costs milliseconds; tests/chaos/test_kills.py kills real processes at each
-write.
+Here the adapters are in memory; tests/chaos/test_kills.py kills real processes at each write. One run is traced. A kill
+at a line leaves the world as it is right before that line, because a killed process runs no more code. Most lines write
+nothing, so a kill there leaves the same world as a kill at the line before, and what the next runs do depends on the
+world alone. So the test goes on once from each different world, and that covers a kill at every line that the run
+reaches.
 """
 
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,49 +43,40 @@ def run_times(lane: MemoryLane, run_id: str, times: int = 1) -> None:
         lane.run(lane.adapters(f"{run_id}-{number}"))
 
 
-def killed_at(line: int, work: Callable[[], None]) -> bool:
-    """Calls `work` and kills it right before the `line`-th line of the steps; returns whether there was such a line."""
+def worlds_at_each_line(lane: MemoryLane) -> dict[bytes, int]:
+    """Runs once. Returns each world that a kill at a line of the steps leaves, with the first such line."""
+    worlds: dict[bytes, int] = {}
     passed = 0
 
-    def count(frame: FrameType, event: str, _: Any) -> Any:
+    def look(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal passed
         if frame.f_code.co_filename not in KILLED_IN:
             return None
         if event == "line":
             passed += 1
-            if passed == line:
-                raise Killed
-        return count
+            worlds.setdefault(pickle.dumps(lane.world), passed)
+        return look
 
     before = sys.gettrace()
-    sys.settrace(count)
+    sys.settrace(look)
     try:
-        work()
-    except Killed:
-        return True
+        run_times(lane, "struck")
     finally:
         sys.settrace(before)
-    return False
+    worlds.setdefault(pickle.dumps(lane.world), passed + 1)
+    assert passed > 300
+    assert len(worlds) > 5
+    return worlds
 
 
 def struck_at_each_line(turns_before: int = 0, **settings: Any) -> Iterator[tuple[int, MemoryLane]]:
-    """Kills a run at each of its lines, and once lets it end. Yields the number of the line and the lane.
-
-    Most lines write nothing, so a kill there leaves the same world as a kill at the line before. What the next runs do
-    depends on the world alone, so this yields only the first line that leaves a world.
-    """
-    line, struck, worlds = 0, True, set[bytes]()
-    while struck:
-        line += 1
-        lane = six_records(**settings)
-        run_times(lane, "before", turns_before)
-        struck = killed_at(line, lambda lane=lane: run_times(lane, "struck"))  # type: ignore[misc]
-        world = pickle.dumps(lane.world)
-        if world not in worlds:
-            worlds.add(world)
-            yield line, lane
-    assert line > 300
-    assert len(worlds) > 5
+    """Yields each world that a kill leaves, in a lane of its own, with the line of the kill."""
+    lane = six_records(**settings)
+    run_times(lane, "before", turns_before)
+    for world, line in worlds_at_each_line(lane).items():
+        struck = six_records(**settings)
+        struck.world = pickle.loads(world)
+        yield line, struck
 
 
 def rows(lane: MemoryLane) -> set[tuple[int, int, str]]:
@@ -140,6 +134,19 @@ def test_s50_killed_at_any_line_at_most_once_hands_nothing_out_twice() -> None:
         assert lane.committed() == 6
         stored = rows(lane)
         assert stored == {(0, 0, "lost")} or {offset for offset, _, _ in stored} == set(range(6))
+
+
+def test_letters_of_a_killed_settle_are_sent_again_with_the_same_coordinates() -> None:
+    """Fault 29: the same letter, with the same key and headers, may be on the topic twice, and is there at least once
+    (I6)."""
+    lane = MemoryLane(FAILS, OK, DEAD, retry={"max_retries": 0}).after_replay()
+    lane.die("decisions", BEFORE)
+    with pytest.raises(Killed):
+        lane.settle()
+    first = lane.letters()
+    assert [(letter.headers["ackline.offset"], letter.value) for letter in first] == [("0", FAILS), ("2", DEAD)]
+    lane.run()
+    assert lane.letters()[2:] == first
 
 
 def test_two_that_settle_at_once_fold_the_decisions_that_are_stored_and_not_their_own() -> None:

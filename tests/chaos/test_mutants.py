@@ -3,8 +3,8 @@
 M1 commits before the settlement, M2 moves complete_to without proof, M3 stores outcomes without a fence.
 """
 
-import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,80 +12,74 @@ from deltalake.transaction import AddAction
 
 from ackline.errors import LedgerError
 from ackline.ledger.commit_rule import CommitMetadata, Committed
-from ackline.ledger.turns import Settlement, TurnId
-from ackline.steps import plan, replay
+from ackline.ledger.turns import Settlement
+from ackline.steps import replay
 from ackline.steps.replay import job_of
 from ackline.tables.store import LedgerStore
-from tests.e2e.fixtures import MakeLab
+from ackline.verify.check import judge
+from tests.chaos.drill import Drill
 from tests.support.actor import Killed
+from tests.support.memory_adapters import no_session
+from tests.support.memory_lane import FAILS_ONCE, OK
 
 
-def test_m1_a_commit_before_its_settlement_is_found(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = lab()
-    lane.produce_records(4)
-    with lane.adapters() as adapters, monkeypatch.context() as patch:
-        plan.plan(adapters)
-        replay.replay(adapters, lane.spark)
-
-        def commits_first(store: LedgerStore, settlement: Settlement, *_: Any) -> bool:
-            turn = settlement.turn
-            metadata = CommitMetadata(store.ledger_id(), lane.name, turn.epoch, turn.n).encode()
-            partitions = settlement.partitions
-            adapters.group.commit({tp: Committed(settled.state.floor, metadata) for tp, settled in partitions.items()})
-            raise Killed
-
-        patch.setattr(LedgerStore, "store_settlement", commits_first)
-        with pytest.raises(Killed):
-            lane.settle()
-    assert any(found.startswith("I1") for found in lane.violations())
-    lane.judged = True
+@pytest.fixture
+def drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drill:
+    """Returns a lane on real tables whose first turn is planned. Nothing of it was set back."""
+    drill = Drill(tmp_path, monkeypatch)
+    drill.lane.produce(OK, FAILS_ONCE, OK, OK)
+    drill.lane.plan()
+    return drill
 
 
-def test_m2_complete_to_without_proof_is_found(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = lab()
-    lane.produce_records(4)
-    lane.plan()
-    with monkeypatch.context() as patch:
-        patch.setattr(LedgerStore, "has_outcomes", lambda *_: True)
-        lane.settle()
-    assert lane.committed() == 4
-    found = lane.violations()
-    assert any(line.startswith("I2") for line in found)
-    assert any(line.startswith("I4") for line in found)
-    lane.judged = True
+def broken_rules(drill: Drill) -> set[str]:
+    """Returns the names of the rules of which the checker finds a violation."""
+    return {found.split()[0] for found in judge(drill.evidence()).violations}
 
 
-def test_m3_outcomes_without_a_fence_are_found(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+def two_outcomes(drill: Drill) -> list[Sequence[AddAction]]:
+    """Returns the files of the planned turn, of two processes that have both replayed it."""
+    late, planned = drill.lane.adapters("late"), drill.lane.plan()
+    return [replay.add_actions(planned, late.run_job(no_session, job_of(late, planned), None)) for _ in range(2)]
+
+
+def test_m1_a_commit_before_its_settlement_is_found(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
+    def commits_first(store: LedgerStore, settlement: Settlement, *_: Any) -> bool:
+        turn = settlement.turn
+        metadata = CommitMetadata(store.ledger_id(), "lane", turn.epoch, turn.n).encode()
+        floors = {tp: Committed(settled.state.floor, metadata) for tp, settled in settlement.partitions.items()}
+        drill.lane.adapters().group.commit(floors)
+        raise Killed
+
+    drill.lane.replay()
+    monkeypatch.setattr(LedgerStore, "store_settlement", commits_first)
+    with pytest.raises(Killed):
+        drill.lane.settle()
+    assert "I1" in broken_rules(drill)
+
+
+def test_m2_complete_to_without_proof_is_found(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LedgerStore, "has_outcomes", lambda *_: True)
+    drill.lane.settle()
+    assert drill.lane.committed() == 4
+    assert broken_rules(drill) >= {"I2", "I4"}
+
+
+def test_m3_outcomes_without_a_fence_are_found(drill: Drill) -> None:
     """The checker finds a second set of outcomes that comes after the settlement."""
-    lane = lab()
-    lane.produce_records(4, {1: {"fail": 1}})
-    real = LedgerStore.store_outcomes
-
-    def unfenced(store: LedgerStore, turn: TurnId, files: Sequence[AddAction]) -> bool:
-        return real(store, turn, files) or store.outcomes.append(files, f"mutant/{uuid.uuid4()}", turn.n)
-
-    with monkeypatch.context() as patch, lane.adapters("late") as late:
-        patch.setattr(LedgerStore, "store_outcomes", unfenced)
-        planned = lane.plan()
-        results = [late.run_job(lane.spark, job_of(late, planned), None) for _ in range(2)]
-        late.store.store_outcomes(planned.turn, replay.add_actions(planned, results[0]))
-        lane.settle()
-        assert lane.violations() == []
-        late.store.store_outcomes(planned.turn, replay.add_actions(planned, results[1]))
-    assert any(found.startswith("I9") for found in lane.violations())
-    lane.judged = True
+    store, turn, (first, second) = drill.lane.adapters().store, drill.lane.plan().turn, two_outcomes(drill)
+    assert store.store_outcomes(turn, first)
+    drill.lane.settle()
+    assert broken_rules(drill) == set()
+    assert not store.store_outcomes(turn, second)
+    assert store.outcomes.append(second, "mutant", turn.n)
+    assert "I9" in broken_rules(drill)
 
 
-def test_m3_two_outcomes_before_the_settlement_are_refused(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = lab()
-    lane.produce_records(4, {1: {"fail": 1}})
-    with lane.adapters("late") as late:
-        planned = lane.plan()
-        for number in (planned.turn.n, 99):
-            result = late.run_job(lane.spark, job_of(late, planned), None)
-            name = f"ackline/{lane.name}/live/0/outcomes" if number != 99 else "mutant"
-            late.store.outcomes.append(replay.add_actions(planned, result), name, number)
+def test_m3_two_outcomes_before_the_settlement_are_refused(drill: Drill) -> None:
+    store, turn = drill.lane.adapters().store, drill.lane.plan().turn
+    for files, name in zip(two_outcomes(drill), (f"ackline/lane/live/{turn.epoch}/outcomes", "mutant"), strict=True):
+        assert store.outcomes.append(files, name, turn.n)
     with pytest.raises(LedgerError, match="two attempts"):
-        lane.settle()
-    assert lane.committed() is None
-    lane.judged = True
+        drill.lane.settle()
+    assert drill.lane.committed() is None

@@ -5,6 +5,7 @@ No record is lost that the cluster still has (I4). If the cluster has lost recor
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,20 @@ SAFE = {"min.insync.replicas": "2"}
 Made = Callable[..., Lab]
 
 
+def lab_on(
+    brokers: Brokers, folder: Path, spark: Spark, *replicas: tuple[int, ...], config: dict[str, str], **settings: Any
+) -> Lab:
+    """Returns a lab. Each partition is on the given nodes, and the first of them leads it."""
+    lane = Lab(brokers, folder, spark, create=False, **settings)  # type: ignore[arg-type]
+    brokers.create_topic(lane.topic, config, replicas)
+    brokers.create_topic(lane.dead_letter_topic, replicas=[(1,)])
+    return lane
+
+
 @pytest.fixture
-def on_three(brokers: Brokers, tmp_path: Path, spark: Spark) -> Made:
-    """A factory of labs. Each partition is on the given nodes, and the first of them leads it."""
-
-    def make(*replicas: tuple[int, ...], config: dict[str, str], **settings: Any) -> Lab:
-        lane = Lab(brokers, tmp_path, spark, create=False, **settings)  # type: ignore[arg-type]
-        brokers.create_topic(lane.topic, config, replicas)
-        brokers.create_topic(lane.dead_letter_topic, replicas=[(1,)])
-        return lane
-
-    return make
+def on_three(brokers: Brokers, tmp_path: Path, in_process: Spark) -> Made:
+    """A factory of labs whose jobs run in this process."""
+    return partial(lab_on, brokers, tmp_path, in_process)
 
 
 def until_done(lane: Lab, tries: int = 5) -> None:
@@ -56,9 +60,9 @@ def acknowledged_by_the_leader(lane: Lab, count: int) -> None:
 
 
 def test_a_leader_is_killed_while_its_records_are_read_and_nothing_is_lost_or_repeated(
-    brokers: Brokers, on_three: Made, monkeypatch: pytest.MonkeyPatch
+    brokers: Brokers, tmp_path: Path, spark: Spark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lane = on_three((2, 3, 1), config=SAFE, retry={"max_retries": 1, "initial_delay": "0s"})
+    lane = lab_on(brokers, tmp_path, spark, (2, 3, 1), config=SAFE, retry={"max_retries": 1, "initial_delay": "0s"})
     lane.produce_records(300, fails([7, 250], 1))
     beside_next_call(monkeypatch, job, "run_replay", before=brokers.nodes[2].kill)
     until_done(lane)

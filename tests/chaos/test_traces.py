@@ -15,7 +15,7 @@ from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
-from ackline.outputs.turn import publish_settled
+from ackline.outputs.publish import publish_settled
 from ackline.steps import plan
 from tests.chaos.account import rows_of
 from tests.chaos.config import Config
@@ -41,7 +41,6 @@ def once(**settings: Any) -> MemoryLane:
 
 
 def committed(lane: MemoryLane, tp: TopicPartition) -> Committed:
-    """What the group has committed, with its metadata."""
     return lane.world.committed[GROUP, tp]
 
 

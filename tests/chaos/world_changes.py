@@ -27,8 +27,6 @@ mostly = st.sampled_from([True, True, True, False])
 
 
 class WorldChanges(Stage):
-    """The rules that change the world."""
-
     # ---- the log --------------------------------------------------------------------------------------------------
 
     @rule(where=small, records=orders, commit=st.sampled_from([True, False, None]))

@@ -1,4 +1,4 @@
-"""The questions of docs/cookbook.md, and the answers to them on the lane of `tests.tables.story`."""
+"""The questions of docs/cookbook.md, and the answers to them on the lane of `tests.audit.story`."""
 
 import re
 from datetime import date, datetime

@@ -1,6 +1,7 @@
 """How `ackline run` ends: one sentence of what was handled, one of what was settled, each adding up, and the errors."""
 
 import re
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from ackline.steps.run import RunResult
 from ackline.tables.layout import noted_stop, stopped_run
 from ackline.tables.store import LedgerStore
 from ackline.tables.turn_outcomes import FailedClass, commonest_failures
+from tests.audit.story import begin_story
 from tests.cli.memory_command import MemoryCommand
 from tests.support.memory_lane import DEAD, FAILS, OK, TP, MemoryLane
-from tests.tables.story import begin_story
 
 
 @pytest.fixture
@@ -37,6 +38,18 @@ def test_what_was_handled_and_what_was_settled_add_up(ackline: MemoryCommand) ->
     assert settled == "Settled: 4 offsets (2 acked, 1 dead, 1 skipped); 2 are pending."
     assert add_up(handled)
     assert add_up(settled)
+
+
+def failures(ackline: MemoryCommand) -> list[str]:
+    return [line for line in ackline("run", "lane").output.splitlines() if line.startswith("Failures: ")]
+
+
+def test_failures_of_new_records_and_of_retries_are_counted_apart(ackline: MemoryCommand, lane: MemoryLane) -> None:
+    assert failures(ackline) == ["Failures: 3 of 6 new records (50.0%)."]
+    lane.world.now += timedelta(hours=2)
+    lane.produce(OK, FAILS)
+    assert failures(ackline) == ["Failures: 1 of 2 new records (50.0%), 2 retries."]
+    assert failures(ackline) == []
 
 
 def test_a_run_that_settles_what_another_has_handled_says_so(ackline: MemoryCommand, lane: MemoryLane) -> None:
@@ -102,12 +115,18 @@ def test_a_turn_after_a_reset_is_named_with_its_epoch(ackline: MemoryCommand, la
 
 
 def test_classes_that_come_in_several_batches_are_added_up() -> None:
-    found = [FailedClass("A", 2, None), FailedClass("B", 3, "b"), FailedClass("A", 2, "a"), FailedClass("C", 1, "c")]
-    assert commonest_failures(found, 2) == [FailedClass("A", 4, "a"), FailedClass("B", 3, "b")]
+    found = [
+        ("A", "a.py:1 in f", 2, None),
+        ("B", None, 3, "b"),
+        ("A", "a.py:1 in f", 2, "a"),
+        ("A", "a.py:2 in f", 1, "c"),
+    ]
+    ordered = commonest_failures([FailedClass(*each) for each in found], 2)
+    assert ordered == [FailedClass("A", "a.py:1 in f", 4, "a"), FailedClass("B", None, 3, "b")]
 
 
 def test_failed_attempts_are_counted_from_the_stored_rows(store: LedgerStore) -> None:
     begin_story(store)
     turn = TurnId(store.pipeline, store.lane, 0, 1)
-    assert list(store.failed_classes_of(turn)) == [FailedClass(None, 2, "503")]
+    assert list(store.failed_classes_of(turn)) == [FailedClass(None, None, 2, "503")]
     assert list(store.failed_classes_of(turn._replace(n=3))) == []

@@ -58,18 +58,15 @@ def test_s37_an_act_that_only_the_commit_refuses_is_stored_and_exits_0(
     assert (refused.status, "consumer-1" in refused.errors, lane.kinds()[-1]) == (1, True, "skip")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind", "words"),
-    [
-        (["skip", "lane", "--to", "0", "--reason", "x", "--yes"], "ConfigError", "below the floor"),
-        (["reset", "lane", "--to", "x", "--reason", "x", "--yes"], "ConfigError", "--to x: give an offset"),
-        (["reset", "lane", "--by", "3", "--reason", "x", "--yes"], "ConfigError", "--by 3: give a number"),
-        (["reset", "lane", "--nonsense"], "UsageError", "--nonsense"),
-        (["status", "nowhere"], "ConfigError", "nowhere"),
-        (["nonsense"], "UsageError", "nonsense"),
-        (["retry", "lane", "--partition", "7"], "ConfigError", "no partition with --partition 7"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "kind", "words"), [
+    (["skip", "lane", "--to", "0", "--reason", "x", "--yes"], "ConfigError", "below the floor"),
+    (["reset", "lane", "--to", "x", "--reason", "x", "--yes"], "ConfigError", "--to x: give an offset"),
+    (["reset", "lane", "--by", "3", "--reason", "x", "--yes"], "ConfigError", "--by 3: give a number"),
+    (["reset", "lane", "--nonsense"], "UsageError", "--nonsense"),
+    (["status", "nowhere"], "ConfigError", "nowhere"),
+    (["nonsense"], "UsageError", "nonsense"),
+    (["retry", "lane", "--partition", "7"], "ConfigError", "no partition with --partition 7"),
+])  # fmt: skip
 def test_an_error_under_json_is_one_object_on_standard_error(
     arguments: list[str], kind: str, words: str, ackline: MemoryCommand
 ) -> None:

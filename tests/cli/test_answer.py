@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ackline.ledger.offsets import OffsetRange
-from ackline.ledger.planning import IN_FLIGHT_FULL
 from tests.cli.memory_command import MemoryCommand
-from tests.support.memory_lane import OK, TP, TP1, WAITS, AnsweredLane
+from tests.support.memory_lane import OK, WAITS, AnsweredLane
 
 
 @pytest.fixture
@@ -36,26 +34,17 @@ def test_a_renewal_by_the_command_and_the_line_of_a_run(lane: AnsweredLane, ackl
     assert "Answers from outside: 1 renewed, 2 timed out; ignored: 1 malformed" in shown
 
 
-def test_status_shows_what_is_in_flight_and_when_it_is_overdue(lane: AnsweredLane, ackline: MemoryCommand) -> None:
-    status = ackline("status", "lane", "--json").json["partitions"][0]
-    assert status["pending"] == {"retry": 0, "dead_letter": 0, "in_flight": 3}
-    assert status["next_due"] == "2026-03-01T12:00:10+00:00"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["ack", "nonsense"], "that is no token"),
-        (["renew", "TOKEN", "soon"], "soon is no duration above zero"),
-        (["renew", "TOKEN", "0s"], "0s is no duration above zero"),
-        (["ack", "TOKEN", "OTHER"], "of several pipelines or lanes"),
-        (["ack", "NUL"], "that is no token"),
-        (["ack", "PATH"], "that is no token"),
-        (["ack", "BACKFILL_PATH"], "that is no token"),
-        (["ack", "NO_NAME"], "that is no token"),
-        (["ack", "FORGED"], "the token is not one of lane as it is here"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "reason"), [
+    (["ack", "nonsense"], "that is no token"),
+    (["renew", "TOKEN", "soon"], "soon is no duration above zero"),
+    (["renew", "TOKEN", "0s"], "0s is no duration above zero"),
+    (["ack", "TOKEN", "OTHER"], "of several pipelines or lanes"),
+    (["ack", "NUL"], "that is no token"),
+    (["ack", "PATH"], "that is no token"),
+    (["ack", "BACKFILL_PATH"], "that is no token"),
+    (["ack", "NO_NAME"], "that is no token"),
+    (["ack", "FORGED"], "the token is not one of lane as it is here"),
+])  # fmt: skip
 def test_a_wrong_answer_is_refused_and_nothing_is_sent(
     lane: AnsweredLane, ackline: MemoryCommand, arguments: list[str], reason: str
 ) -> None:
@@ -139,13 +128,3 @@ def test_explain_names_no_deadline_where_nothing_times_out(tmp_path: Path, monke
     found = MemoryCommand(lane, tmp_path, monkeypatch)("explain", "lane", "orders", "0", "--json").json
     assert found["held_by"]["due"] is None
     assert "offset 0 is in flight and waits for its answer." in found["sentence"]
-
-
-def test_in_flight_max_holds_for_each_partition_alone() -> None:
-    lane = AnsweredLane(*[WAITS] * 4, partitions=2, in_flight={"max": 2})
-    for _ in range(4):
-        lane.produce(OK, WAITS, tp=TP1)
-    first = lane.run().plans[0].partitions
-    assert [first[tp].fresh for tp in (TP, TP1)] == [OffsetRange(0, 2), OffsetRange(0, 2)]
-    second = lane.run().plans[0].partitions
-    assert (second[TP].why, second[TP].fresh.end, second[TP1].fresh) == (IN_FLIGHT_FULL, 2, OffsetRange(2, 3))

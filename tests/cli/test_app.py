@@ -38,9 +38,9 @@ def test_version_prints_the_version_and_nothing_else() -> None:
 def test_help_lists_what_runs_then_what_shows_then_what_changes_then_what_sets_up() -> None:
     commands = list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert commands == [
-        "run", "plan", "status", "history", "explain", "diff", "audit", "sql", "retry", "skip", "reset", "pause",
-        "resume", "void", "adopt-ledger", "ack", "fail", "renew", "backfill", "dead", "init", "adopt", "doctor",
-        "maintain", "demo", "dev",
+        "run", "try", "plan", "status", "history", "explain", "diff", "audit", "sql", "retry", "skip", "reset",
+        "pause", "resume", "void", "adopt-ledger", "ack", "fail", "renew", "backfill", "dead", "init", "adopt",
+        "doctor", "maintain", "demo", "dev",
     ]  # fmt: skip
 
 
@@ -161,14 +161,11 @@ def press_twice():
 """
 
 
-@pytest.mark.parametrize(
-    ("where", "printed"),
-    [
-        ("press_in_a_finalizer", "ackline: stopped.\n"),
-        ("press_where_a_library_catches_it", "ackline: stopped.\n"),
-        ("press_twice", ""),
-    ],
-)
+@pytest.mark.parametrize(("where", "printed"), [
+    ("press_in_a_finalizer", "ackline: stopped.\n"),
+    ("press_where_a_library_catches_it", "ackline: stopped.\n"),
+    ("press_twice", ""),
+])  # fmt: skip
 def test_ctrl_c_ends_the_process_although_its_exception_is_dropped(where: str, printed: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"{SCRIPT}\n{where}()"], capture_output=True, text=True, timeout=60, check=False
@@ -193,3 +190,11 @@ def test_ctrl_c_that_nothing_catches_is_a_keyboard_interrupt() -> None:
     )
     assert done.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in done.stderr
+
+
+def test_the_list_of_commands_has_groups_and_the_fixed_clock_comes_after_all_other_options() -> None:
+    listed = CliRunner().invoke(app, ["--help"]).stdout
+    places = [listed.index(f"─ {panel} ─") for panel in ("Run", "Look", "Act", "Set up")]
+    assert places == sorted(places)
+    options = CliRunner().invoke(app, ["run", "--help"]).stdout
+    assert options.index("--now") > options.index("--help") > options.index("--max-records")

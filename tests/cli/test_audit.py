@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from ackline.cli.app import app
 from ackline.tables.store import LedgerStore
-from tests.tables.story import begin_story
+from tests.audit.story import begin_story
 
 
 def audit(*options: str) -> tuple[str, str]:
@@ -23,24 +23,21 @@ def story(store: LedgerStore, monkeypatch: pytest.MonkeyPatch) -> None:
     begin_story(store)
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (
-            ["--partition", "0", "--offsets", "5000"],
-            "No rows: the lane live has read orders[0] up to 30, and no turn has read offset 5000 yet.",
-        ),
-        (["--topic", "ordres"], "No rows: the lane live has no such partition; did you mean orders?."),
-        (["--partition", "9", "--offsets", "1"], "No rows: the lane live has no such partition."),
-        (
-            ["--error-class", "HTTPErrors"],
-            "No rows: no row has the error class HTTPErrors; did you mean HTTPError? There are HTTPError.",
-        ),
-        (["--error-class", "Zebra"], "No rows: no row has the error class Zebra. There are HTTPError."),
-        (["--partition", "0", "--offsets", "13"], "No rows."),
-        (["--error-class", "HTTPError", "--turn", "99"], "No rows."),
-    ],
-)
+@pytest.mark.parametrize(("options", "reason"), [
+    (
+        ["--partition", "0", "--offsets", "5000"],
+        "No rows: the lane live has read orders[0] up to 30, and no turn has read offset 5000 yet.",
+    ),
+    (["--topic", "ordres"], "No rows: the lane live has no such partition; did you mean orders?."),
+    (["--partition", "9", "--offsets", "1"], "No rows: the lane live has no such partition."),
+    (
+        ["--error-class", "HTTPErrors"],
+        "No rows: no row has the error class HTTPErrors; did you mean HTTPError? There are HTTPError.",
+    ),
+    (["--error-class", "Zebra"], "No rows: no row has the error class Zebra. There are HTTPError."),
+    (["--partition", "0", "--offsets", "13"], "No rows."),
+    (["--error-class", "HTTPError", "--turn", "99"], "No rows."),
+])  # fmt: skip
 def test_no_rows_are_explained(options: list[str], reason: str) -> None:
     out, errors = audit(*options)
     assert (out, errors) == (reason.replace("?.", "?"), "")

@@ -17,7 +17,9 @@ from tests.support.memory_lane import DEAD, FAILS, OK, TP, MemoryLane
 
 LATER = {"initial_delay": "1h", "period": "1h"}
 ELSEWHERE = {"maintain", "dev wipe"}
-"""About files and not about a lane: tests/tables/test_repair.py, tests/local/test_dev.py."""
+"""About files and not about a lane: tests/delta/test_repair.py, tests/local/test_dev.py."""
+GOES_ON = {"run"}
+"""Asks nothing: its `--yes` runs an open turn as it was planned. tests/cli/test_run.py."""
 REASON = ("--reason", "a test")
 
 
@@ -121,12 +123,12 @@ def options_of(command: Any) -> set[str]:
 
 def test_s73_every_command_with_yes_is_tested_here() -> None:
     confirmed = {name for name, command in commands() if "--yes" in options_of(command)}
-    assert confirmed == {case.arguments[0] for case in CASES} | ELSEWHERE
+    assert confirmed == {case.arguments[0] for case in CASES} | ELSEWHERE | GOES_ON
 
 
 def test_s73_every_command_with_yes_has_the_same_options() -> None:
     for name, command in commands():
-        if "--yes" in options_of(command):
+        if "--yes" in options_of(command) and name not in GOES_ON:
             wanted = {"--dry-run"} if name == "dev wipe" else {"--dry-run", "--json"}
             wanted |= set() if name in ELSEWHERE else {"--reason", "--now"}
             assert wanted <= options_of(command), name
@@ -170,19 +172,13 @@ def test_s73_the_object_of_the_dry_run_is_that_of_the_act_but_for_what_it_did(
         assert {**done, "dry_run": True} == dry
 
 
-def test_a_change_is_printed_once_before_the_question_or_after_it_is_done(
-    case: Case, lane: MemoryLane, ackline: MemoryCommand
-) -> None:
+@pytest.mark.parametrize("options", [[], ["--yes"]], ids=["before the question", "after it is done"])
+def test_a_change_is_printed_once(options: list[str], case: Case, ackline: MemoryCommand) -> None:
     ackline.answers = [True]
-    asked = [line for line in ackline(*command_line(case)).output.splitlines() if line]
-    assert any(case.preview in line for line in asked)
-    assert len(asked) == len(set(asked))
-
-
-def test_a_change_without_a_question_is_printed_once(case: Case, lane: MemoryLane, ackline: MemoryCommand) -> None:
-    done = ackline(*command_line(case), "--yes").output.splitlines()
-    assert done
-    assert len(done) == len(set(done))
+    printed = [line for line in ackline(*command_line(case), *options).output.splitlines() if line]
+    assert options or any(case.preview in line for line in printed)
+    assert printed
+    assert len(printed) == len(set(printed))
 
 
 def test_s73_a_terminal_is_asked_and_no_changes_nothing(case: Case, lane: MemoryLane, ackline: MemoryCommand) -> None:

@@ -8,13 +8,13 @@ import duckdb
 import polars as pl
 import pytest
 
+from ackline.audit.sql import VIEWS, sql_result
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.turns import TurnKind
-from ackline.tables.sql import VIEWS, sql_result
 from ackline.tables.store import LedgerStore
+from tests.audit.story import begin_story, failed, planned, settled
 from tests.cli.cookbook import ANSWERS, BLOCK, QUESTIONS, blocks, plain
 from tests.tables.lane_rows import turn, written
-from tests.tables.story import begin_story, failed, planned, settled
 
 SETUP = next(text for kind, text in BLOCK.findall(QUESTIONS[0]) if kind == "python polars-setup")
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from ackline.actions.dead import MOST_BYTES, text_of
+from ackline.answers.dead import MOST_BYTES, text_of
 from ackline.cli.dead import printable
 from ackline.ledger.turns import TurnKind
 from ackline.tables.store import LedgerStore
+from tests.audit.story import begin_story
 from tests.cli.memory_command import Finished, MemoryCommand
 from tests.support.memory import ArrivedLetter
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import DEAD, FAILS, OK, TP, MemoryBackfill, MemoryLane
 from tests.tables.lane_rows import NOON
-from tests.tables.story import begin_story
 
 
 @pytest.fixture
@@ -32,12 +32,13 @@ def test_dead_records_are_listed_by_error_class_with_first_and_last_time(
 ) -> None:
     found = ackline("dead", "lane", "--json").json
     noon = lane.world.now.isoformat()
+    of_all = {"error_place": None, "first": noon, "last": noon}
     assert found == {
         "pipeline": "lane",
         "lane": "live",
         "dead": [
-            {"error_class": "ValueError", "count": 2, "first": noon, "last": noon, "epochs": {"0": 2}},
-            {"error_class": "Dead", "count": 1, "first": noon, "last": noon, "epochs": {"0": 1}},
+            {**of_all, "error_class": "ValueError", "count": 2, "epochs": {"0": 2}},
+            {**of_all, "error_class": "Dead", "count": 1, "epochs": {"0": 1}},
         ],
         "total": 3,
     }
@@ -93,19 +94,16 @@ def test_what_chooses_a_redrive_is_refused_without_it(ackline: MemoryCommand) ->
     assert ackline("dead", "lane", "--from", "2h ago", "--json").error["key"] == "--redrive"
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (b"plain \xc3\xbc", "plain ü"),
-        (b"\x1b[2Jgone\r\x07", "\\x1b[2Jgone\\r\\x07"),
-        ("\u202egnihton".encode(), "\\u202egnihton"),
-        (b"\xff\xfe", "0xfffe"),
-        (b"", ""),
-        (None, "null"),
-        (b"x" * (MOST_BYTES + 2), "x" * MOST_BYTES + " … and 2 more bytes"),
-        (b"\xc3\xbc" * MOST_BYTES, "ü" * (MOST_BYTES // 2) + f" … and {MOST_BYTES:,} more bytes"),
-    ],
-)
+@pytest.mark.parametrize(("content", "text"), [
+    (b"plain \xc3\xbc", "plain ü"),
+    (b"\x1b[2Jgone\r\x07", "\\x1b[2Jgone\\r\\x07"),
+    ("\u202egnihton".encode(), "\\u202egnihton"),
+    (b"\xff\xfe", "0xfffe"),
+    (b"", ""),
+    (None, "null"),
+    (b"x" * (MOST_BYTES + 2), "x" * MOST_BYTES + " … and 2 more bytes"),
+    (b"\xc3\xbc" * MOST_BYTES, "ü" * (MOST_BYTES // 2) + f" … and {MOST_BYTES:,} more bytes"),
+])  # fmt: skip
 def test_a_payload_on_a_terminal_gives_it_no_orders_and_has_a_limit(content: bytes | None, text: str) -> None:
     assert printable(text_of(content)) == text
 
@@ -158,6 +156,7 @@ def test_a_dead_record_is_one_object_with_its_letter_and_without_its_payload(dea
     assert found == {
         "pipeline": "orders", "lane": "live", "topic": "orders", "partition": 0, "offset": 16, "epoch": 0, "turn": 2,
         "run_id": "run-2", "error_class": "HTTPError", "error_message": found["error_message"], "attempts": 2,
+        "error_place": None,
         "failed_at": found["failed_at"], "dead_at": NOON.isoformat(), "letter_topic": "dead",
     }  # fmt: skip
     assert (letter["headers"], letter["source_headers"]) == (LETTER, ["trace", "trace"])
@@ -190,23 +189,17 @@ def test_i13_the_payload_is_printed_at_a_terminal_alone(dead: Dead, monkeypatch:
     assert dead("--redrive", "--show-value", "--json").error["key"] == "--show-value"
 
 
-@pytest.mark.parametrize(
-    ("record", "words"),
-    [
-        (
-            ("orders", "0", "17"),
-            "offset 17 is not dead in the lane live: Offset 17 of orders[0] was acked at attempt 1",
-        ),
-        (("orders", "0", "15"), "offset 15 is not dead in the lane live: Offset 15 of orders[0] failed once"),
-        (("orders", "0", "99"), "offset 99 is not dead"),
-        (("orders", "7", "0"), "it does not have this partition"),
-        (("orders", "x", "0"), "x is not an offset"),
-        (("orders", "0", "-"), "name it as TOPIC PARTITION OFFSET"),
-        (("a b", "0", "0"), "name it as TOPIC PARTITION OFFSET"),
-        (("orders", str(2**31), "0"), "is not a partition"),
-        (("orders", "0"), "name it as TOPIC PARTITION OFFSET"),
-    ],
-)
+@pytest.mark.parametrize(("record", "words"), [
+    (("orders", "0", "17"), "offset 17 is not dead in the lane live: Offset 17 of orders[0] was acked at attempt 1"),
+    (("orders", "0", "15"), "offset 15 is not dead in the lane live: Offset 15 of orders[0] failed once"),
+    (("orders", "0", "99"), "offset 99 is not dead"),
+    (("orders", "7", "0"), "it does not have this partition"),
+    (("orders", "x", "0"), "x is not an offset"),
+    (("orders", "0", "-"), "name it as TOPIC PARTITION OFFSET"),
+    (("a b", "0", "0"), "name it as TOPIC PARTITION OFFSET"),
+    (("orders", str(2**31), "0"), "is not a partition"),
+    (("orders", "0"), "name it as TOPIC PARTITION OFFSET"),
+])  # fmt: skip
 def test_what_is_no_dead_record_is_refused(record: tuple[str, ...], words: str, dead: Dead) -> None:
     error = dead(*record, "--json").error
     assert (error["exit_status"], words in error["error"]) == (2, True), error

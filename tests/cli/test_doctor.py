@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,21 @@ import pytest
 
 from ackline.cli import doctor, options
 from ackline.errors import ConfigError, FatalError
+from ackline.pipeline.warnings import TopicPolicy
 from ackline.spark import jars
 from tests.cli.memory_command import MemoryCommand
-from tests.support.memory_lane import OK, MemoryLane
+from tests.support.memory_kafka import MemoryCluster
+from tests.support.memory_lane import FAILS, OK, MemoryLane
 
 PRICE = {"name": "price", "handler": "handlers.shop:price", "input": "source.items", "group_by": "key"}
 TOTAL = {"name": "total", "handler": "handlers.shop:total", "input": "price", "group_by": "key", "join": True}
+BREAKER = {"failure_ratio": 0.5}
 REJECTED = {"from": "price.rejected", "topic": "rejected"}
 
 
 @pytest.fixture
 def lane() -> MemoryLane:
-    return MemoryLane(OK, handler="handlers.shop:split", steps=[PRICE, TOTAL], outputs=[REJECTED])
+    return MemoryLane(OK, handler="handlers.shop:split", steps=[PRICE, TOTAL], outputs=[REJECTED], breaker=BREAKER)
 
 
 def details(ackline: MemoryCommand, lane: MemoryLane, **changes: Any) -> dict[str, tuple[bool, str]]:
@@ -41,6 +45,25 @@ def test_a_pipeline_file_that_is_not_valid_is_named_once_with_the_hint_first(
     (failed,) = [line for line in done.output.splitlines() if line.startswith("FAIL pipeline file")]
     assert failed.endswith("dead_leter: unknown key; did you mean `dead_letter`?")
     assert (done.status, done.output.count("dead_leter: unknown key")) == (1, 1)
+
+
+def test_a_dead_letter_topic_that_does_not_exist_is_named_once_with_what_to_do(
+    ackline: MemoryCommand, lane: MemoryLane
+) -> None:
+    lane.create("orders.dead")
+    found = details(ackline, lane, dead_letter={"topic": "orders.ded"})
+    assert found["topic orders.ded"] == (False, "see lane lane")
+    assert (
+        "the dead-letter topic orders.ded of pipeline lane does not exist at memory; did you mean orders.dead? Correct "
+        "its name, create it with `kafka-topics.sh --bootstrap-server memory --create --topic orders.ded`, or write "
+        "`dead_letter: none`."
+    ) in found["lane lane"][1]
+
+
+def test_a_pipeline_without_a_breaker_is_a_warning(ackline: MemoryCommand, lane: MemoryLane) -> None:
+    ok, detail = details(ackline, lane, breaker=None)["breaker"]
+    assert (ok, detail.startswith("warning: without the key `breaker`")) == (True, True)
+    assert "breaker" not in details(ackline, lane, breaker=BREAKER)
 
 
 def test_streams_that_the_handlers_emit_need_no_warning(ackline: MemoryCommand, lane: MemoryLane) -> None:
@@ -113,9 +136,6 @@ def test_a_damaged_jar_is_named_with_what_fetches_it(monkeypatch: pytest.MonkeyP
         ConfigError, match=r"spark/.* is missing or damaged .* `python -m ackline.spark.jars fetch spark`"
     ):
         doctor._jars()
-
-
-# ---- every pipeline, for a probe ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -191,6 +211,21 @@ def test_a_warning_is_a_state_of_its_own_and_fails_no_probe(ackline: MemoryComma
     shown = ackline("doctor", "--all").output
     assert "\nPipeline lane: warning\n" in shown
     assert "ok   java: fine" in shown
+
+
+def test_retention_that_reaches_the_floor_within_a_day_is_a_warning(
+    ackline: MemoryCommand, lane: MemoryLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies = {"orders": TopicPolicy(timedelta(hours=24, minutes=1))}
+    monkeypatch.setattr(MemoryCluster, "policies", lambda *_: policies)
+    assert "retention" not in details(ackline, lane), "a lane that has not run holds nothing"
+    ackline.lane = lane = MemoryLane(FAILS, OK, retry={"initial_delay": "1h"}).after_run()
+    assert "retention" not in details(ackline, lane)
+    policies["orders"] = TopicPolicy(timedelta(hours=20))
+    is_ok, text = details(ackline, lane)["retention"]
+    assert is_ok
+    assert text.startswith("warning: retention may take offset 0 of orders[0], which is not settled, from ")
+    assert text.endswith("`ackline explain lane orders 0` names what holds it")
 
 
 @pytest.mark.usefixtures("whole_machine")

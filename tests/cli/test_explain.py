@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from ackline.cli.app import app
 from ackline.lane.adapters import Adapters
 from ackline.tables.store import LedgerStore
+from tests.audit.story import begin_story
 from tests.cli.memory_command import MemoryCommand
 from tests.support.memory_lane import DEAD, FAILS, OK, MemoryBackfill, MemoryLane
-from tests.tables.story import begin_story
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, adapters: Adapters, *arguments: str) -> str:
@@ -35,7 +35,7 @@ def test_an_offset_is_one_object_with_state_events_and_sentence(
     found = json.loads(shown(monkeypatch, adapters, "orders", "0", "16", "--json"))
     assert {"offset", "state", "events", "sentence"} <= found.keys()
     assert (found["offset"], found["state"], found["attempts"], found["pending"]) == (16, "dead", 2, None)
-    names = ["epoch", "turn", "attempt", "outcome", "error_class", "at", "run_id", "tree"]
+    names = ["epoch", "turn", "attempt", "outcome", "error_class", "at", "run_id", "error_place", "tree"]
     assert list(found["events"][0]) == names
     waiting = json.loads(shown(monkeypatch, adapters, "orders", "0", "15", "--json"))
     assert (waiting["state"], waiting["pending"]["kind"], waiting["pending"]["attempts"]) == ("pending", "retry", 1)
@@ -44,6 +44,20 @@ def test_an_offset_is_one_object_with_state_events_and_sentence(
         "Offset 16 of orders[0] is dead after 2 attempts (HTTPError). Turn 2 settled it on 2026-03-01"
     )
     assert [line.split()[3] for line in text.splitlines()[-3:-1]] == ["failed", "failed"]
+
+
+def test_the_open_turn_is_named_with_who_planned_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = MemoryLane(OK)
+    plan = lane.plan()
+    text = shown(monkeypatch, lane.adapters())
+    assert f"Open: {plan.turn}, planned 0 seconds ago by run {plan.run_id}" in text
+    assert "  No process holds its lease." in text
+    for arguments in (("--json",), ("orders", "0", "--json")):
+        found = json.loads(shown(monkeypatch, lane.adapters(), *arguments))["open_turn"]
+        assert (found["turn"], found["run_id"], found["holder"]) == (1, plan.run_id, None)
+    lane.replay()
+    lane.settle()
+    assert "open_turn" not in json.loads(shown(monkeypatch, lane.adapters(), "--json"))
 
 
 def test_a_partition_is_one_object_with_what_holds_it_and_retention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,3 +104,13 @@ def test_each_record_that_differs_is_listed_on_request(ackline: MemoryCommand) -
 def test_a_lane_that_has_not_begun_and_a_lane_that_is_named_twice_are_refused(ackline: MemoryCommand) -> None:
     assert "has no lane backfill-x" in ackline("diff", "lane", "live", "backfill-x", "--json").error["error"]
     assert ackline("diff", "lane", "live", "live", "--json").error["exit_status"] == 2
+
+
+@pytest.mark.parametrize("option", [("--key", "4711"), ("--key-hex", "34")])
+def test_a_key_without_hashes_of_keys_is_refused_with_what_to_set(
+    option: tuple[str, str], ackline: MemoryCommand
+) -> None:
+    error = ackline("audit", "lane", *option, "--json").error
+    assert (error["exit_status"], error["key"]) == (2, option[0])
+    assert "set `audit: {key_hash: true}` in the file of lane" in error["error"]
+    assert "4711" not in error["error"]

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ackline.actions.survey import GroupSurvey, TopicSurvey
+from ackline.answers.survey import GroupSurvey, TopicSurvey
 from ackline.cli import init
 from ackline.cli.app import app
 from ackline.errors import ConfigError
+from ackline.forms.scaffold import RecordShape, ValueKind, shape_of
 from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.pipeline.pipeline import load
-from ackline.pipeline.scaffold import RecordShape, ValueKind, shape_of
 
 RECORDS = [b'{"id": "hunter2", "items": []}'] * 3
 Run = Callable[..., str]
@@ -125,9 +125,6 @@ def test_what_can_make_no_pipeline_is_refused_by_name(project: Path, arguments: 
         run("init", *arguments)
     assert reason in str(caught.value)
     assert files(project) == []
-
-
-# ---- adopt ----------------------------------------------------------------------------------------------------------
 
 
 def group(members: tuple[str, ...] = (), metadata: str = "") -> GroupSurvey:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ackline.pipeline.form import SETTING
+from ackline.forms.form import SETTING, RunRequest
+from ackline.steps.plan import plan
 from tests.cli.memory_command import MemoryCommand
 from tests.support.memory_lane import FAILS_ONCE, OK, PAYMENTS, TP, TP1, MemoryLane
 
@@ -18,19 +19,16 @@ def lane() -> MemoryLane:
     return lane
 
 
-@pytest.mark.parametrize(
-    ("options", "read"),
-    [
-        ([], {TP: 3, TP1: 3, PAYMENTS: 3}),
-        (["--partition", "1"], {TP1: 3}),
-        (["--topic", "payments"], {PAYMENTS: 3}),
-        (["--topic", "orders", "--partition", "0"], {TP: 3}),
-        (["--partition", "0"], {TP: 3, PAYMENTS: 3}),
-        (["--partition", "0", "--partition", "1"], {TP: 3, TP1: 3, PAYMENTS: 3}),
-        (["--topic", "payments", "--max-records", "2"], {PAYMENTS: 2}),
-        (["--only-retries"], {}),
-    ],
-)
+@pytest.mark.parametrize(("options", "read"), [
+    ([], {TP: 3, TP1: 3, PAYMENTS: 3}),
+    (["--partition", "1"], {TP1: 3}),
+    (["--topic", "payments"], {PAYMENTS: 3}),
+    (["--topic", "orders", "--partition", "0"], {TP: 3}),
+    (["--partition", "0"], {TP: 3, PAYMENTS: 3}),
+    (["--partition", "0", "--partition", "1"], {TP: 3, TP1: 3, PAYMENTS: 3}),
+    (["--topic", "payments", "--max-records", "2"], {PAYMENTS: 2}),
+    (["--only-retries"], {}),
+])  # fmt: skip
 def test_a_run_reads_what_its_options_choose_and_plan_shows_it(
     options: list[str], read: dict[object, int], lane: MemoryLane, ackline: MemoryCommand
 ) -> None:
@@ -55,18 +53,51 @@ def test_only_the_retries_of_the_chosen_partitions_are_read(lane: MemoryLane, ac
     assert stored == {"only_retries": True, "partitions": ["orders[0]", "orders[1]"]}
 
 
+@pytest.mark.parametrize(("options", "shown"), [
+    (["--max-records", "2"], "--max-records 2"),
+    (["--only-retries"], "--only-retries"),
+    (["--partition", "1"], "--topic orders --partition 1"),
+    (["--topic", "payments"], "--topic payments --partition 0"),
+])  # fmt: skip
+def test_limits_that_cannot_apply_to_an_open_turn_are_refused_without_yes(
+    options: list[str], shown: str, lane: MemoryLane, ackline: MemoryCommand
+) -> None:
+    lane.plan()
+    stored = list(lane.world.history)
+    error = ackline("run", "lane", *options, "--json").error
+    assert (error["exit_status"], error["key"]) == (2, shown.split()[0])
+    assert (
+        f"turn 1 (lane live, epoch 0) of lane is open, and {shown} can't apply to it: it was planned at "
+        in error["error"]
+    )
+    assert (
+        "for 9 offsets of 3 partitions, without limits. Run the turn as it was planned: give --yes." in error["error"]
+    )
+    assert "close it with `ackline void lane --reason …`" in error["error"]
+    assert (lane.world.history, lane.calls()) == (stored, [])
+    assert f"{shown} does not apply to turn 1 " in ackline("plan", "lane", *options).errors
+    assert ackline("run", "lane", *options, "--yes", "--json").json["records"] == 9
+
+
+def test_an_open_turn_is_run_without_a_question_by_the_limits_that_it_was_planned_for(
+    lane: MemoryLane, ackline: MemoryCommand
+) -> None:
+    plan(lane.adapters(request=RunRequest(max_records=2)))
+    assert "with --max-records 2. Run" in ackline("run", "lane", "--only-retries", "--json").error["error"]
+    assert ackline("run", "lane", "--max-records", "2", "--json").json["records"] == 2
+    lane.plan()
+    assert ackline("run", "lane", "--json").json["records"] == 8  # with the retry
+
+
 @pytest.mark.parametrize("command", ["run", "plan"])
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--partition", "7"], "lane has no partition with --partition 7"),
-        (["--topic", "nowhere"], "lane has no partition with --topic nowhere"),
-        (["--topic", "a b"], "--topic"),
-        (["--partition", "-1"], "--partition"),
-        (["--max-records", "0"], "--max-records"),
-        (["--max-records", "5000001"], "--max-records 5000001: not valid; write a whole number from 1 to 5,000,000"),
-    ],
-)
+@pytest.mark.parametrize(("options", "words"), [
+    (["--partition", "7"], "lane has no partition with --partition 7"),
+    (["--topic", "nowhere"], "lane has no partition with --topic nowhere"),
+    (["--topic", "a b"], "--topic"),
+    (["--partition", "-1"], "--partition"),
+    (["--max-records", "0"], "--max-records"),
+    (["--max-records", "5000001"], "--max-records 5000001: not valid; write a whole number from 1 to 5,000,000"),
+])  # fmt: skip
 def test_an_option_that_chooses_nothing_is_refused_before_anything_is_stored(
     command: str, options: list[str], words: str, lane: MemoryLane, ackline: MemoryCommand
 ) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ackline.actions.explain import MOST_EXPLAINED, _log_of, explain_partitions, held_back
-from ackline.actions.overview import Health, summary_of
-from ackline.actions.status import (
+from ackline.answers.explain import MOST_EXPLAINED, _log_of, explain_partitions, held_back
+from ackline.answers.overview import summary_of
+from ackline.answers.status import (
     OpenTurnObject,
     PartitionStatus,
     open_turn_of,
@@ -25,15 +25,14 @@ from ackline.actions.status import (
     status_and_missing,
     status_object,
 )
-from ackline.cli.status import _held_lines, _open_lines
+from ackline.cli.status import _held_lines, open_turn_lines
 from ackline.cli.tables import STATUS_COLUMNS, fitting_table, print_status, steps_table
 from ackline.errors import TransientError
 from ackline.handler import Durations, StepCounts
 from ackline.lane.lease import TurnLease
-from ackline.ledger.explain import HeldBy
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.pending import PendingKind
+from ackline.ledger.states import State
 from ackline.pipeline.warnings import TopicPolicy
 from ackline.tables.layout import LEASE_NAME, LeaseFile
 from ackline.tables.lease import Lease, ProcessIdentity
@@ -120,15 +119,17 @@ def test_columns_go_in_the_order_of_their_importance() -> None:
 
 
 def test_a_pipeline_is_as_bad_as_its_worst_partition(many: list[PartitionStatus]) -> None:
-    assert summary_of("lane", many, []).health is Health.WAITING
+    assert summary_of("lane", many, []).state is State.FAILING
     idle = [found for found in many if not found.lag]
-    assert summary_of("lane", idle, []).health is Health.OK
-    assert summary_of("lane", [idle[0].model_copy(update={"why": "paused"})], []).health is Health.PAUSED
-    assert summary_of("lane", [idle[0].model_copy(update={"lag": 5})], []).health is Health.BEHIND
-    lost = idle[0].model_copy(update={"lag": 5, "floor": 0, "log_start": 3})
-    assert summary_of("lane", [*many, lost], []).health is Health.LOSING
-    gone = summary_of("lane", [*many, lost, idle[1].model_copy(update={"why": "missing"})], [])
-    assert (gone.health, gone.problem) == (Health.STOPPED, f"{idle[1].topic}[{idle[1].partition}]: missing")
+    assert summary_of("lane", idle, []).state is State.UP_TO_DATE
+    lost = idle[0].model_copy(update={"lag": 5, "floor": 0, "log_start": 3, "state": State.LOSING})
+    found = summary_of("lane", [*many, lost], [])
+    assert (found.state, found.problem) == (
+        State.LOSING,
+        f"{lost.topic}[{lost.partition}]: retention has taken records that were not settled, from offset 0 on",
+    )
+    gone = summary_of("lane", [*many, idle[1].model_copy(update={"why": "missing", "state": State.STUCK})], [])
+    assert (gone.state, gone.problem) == (State.STUCK, f"{idle[1].topic}[{idle[1].partition}]: missing")
     assert summary_of("lane", many, ["payments"]).problem == "payments does not exist"
     summary = summary_of("lane", many, [])
     assert (summary.partitions, summary.lag, summary.pending, summary.dead) == (300, 50, 50, 0)
@@ -169,13 +170,7 @@ def seen_after(adapters: MemoryAdapters, seconds: float) -> tuple[str, Any]:
     later = replace(adapters.lease, clock=lambda: NOON + timedelta(seconds=seconds))
     found = open_turn_of(replace(adapters, lease=later))
     assert found is not None
-    return _open_lines(found, NOON)[1], OpenTurnObject.of(found).dump()["holder"]
-
-
-def seen_holder(adapters: MemoryAdapters) -> Any:
-    found = open_turn_of(adapters)
-    assert found is not None
-    return OpenTurnObject.of(found).dump()["holder"]
+    return open_turn_lines(found, NOON)[1], OpenTurnObject.of(found).dump()["holder"]
 
 
 def test_the_open_turn_names_the_process_that_replays_it_and_whether_its_lease_has_lapsed(
@@ -215,29 +210,16 @@ def test_a_lease_that_cannot_be_read_or_is_of_another_turn_has_no_holder(
     file = leased.lease.file
     lease = Lease.decode(file.read() or b"")
     file.write(replace(lease, turn="turn 1 (lane live, epoch 7) of lane").encode())
-    assert seen_holder(leased) is None
+    assert seen_after(leased, 1)[1] is None
     file.write(content)
-    assert seen_holder(leased) is None
+    assert seen_after(leased, 1)[1] is None
     file.remove()
-    assert seen_holder(leased) is None
+    assert seen_after(leased, 1)[1] is None
 
 
 def test_without_an_open_turn_the_object_has_none() -> None:
     found = open_turn_of(MemoryLane(OK).after_run().adapters())
     assert status_object("lane", [], [], None, found).dump()["open_turn"] is None
-
-
-def test_the_holder_of_a_floor_is_the_lowest_pending_record() -> None:
-    lane = MemoryLane(OK, FAILS, FAILS, dead_letter="none", retry={"initial_delay": "1h"})
-    lane.run()
-    (found,) = explain_partitions(lane.adapters(), TP)
-    due = lane.state().next_due
-    assert due is not None
-    holder = found.held_by
-    assert holder is not None
-    assert (holder.offset, holder.kind, holder.attempts) == (1, PendingKind.RETRY, 1)
-    assert isinstance(holder, HeldBy)
-    assert (found.retention.log_start, found.retention.eta) == (0, None), "topics of a world have no settings"
 
 
 def test_retention_may_take_the_record_at_the_floor_once_it_is_as_old_as_the_topic_keeps_records(

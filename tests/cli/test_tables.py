@@ -53,7 +53,7 @@ def test_audit_breaks_only_the_message_in_80_columns() -> None:
     row = {
         "lane": "live", "epoch": 0, "turn": 3, "topic": "orders", "partition": 0, "offset": 61, "end_offset": None,
         "attempt": 3, "outcome": "failed", "error_class": "JSONDecodeError",
-        "error_message": "Unterminated string starting at: line 1 column 147 (char 146)",
+        "error_place": None, "error_message": "Unterminated string starting at: line 1 column 147 (char 146)",
         "handled_at": datetime(2026, 11, 22, 13, 4, 27, 439000, UTC),
     }  # fmt: skip
     rows = [row, {**row, "attempt": 0, "outcome": "dead", "error_message": "after 3 attempts"}]

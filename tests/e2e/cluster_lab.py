@@ -74,7 +74,6 @@ class Machines:
 
 @contextmanager
 def cluster_of_two(folder: Path) -> Iterator[Machines]:
-    """A master with two workers, and a broker that they reach."""
     for name in ("shared", "private"):
         (folder / name).mkdir()
     with SparkCluster(folder / "cluster", java_options=class_data.options()) as cluster:
@@ -105,7 +104,6 @@ class Lane:
         self.configure(self.handler)
 
     def configure(self, handler: str, **changed: Any) -> None:
-        """Writes handler and pipeline file, with these settings changed from now on."""
         self.settings |= changed
         spark = {
             "executor_memory": "512m",
@@ -176,7 +174,6 @@ class Lane:
             )
 
     def start(self, *arguments: str, now: datetime = START) -> "subprocess.Popen[str]":
-        """Starts `ackline run` in the background."""
         command = [str(Path(sys.executable).parent / "ackline"), "run", self.name, "--json", *arguments]
         command += ["--now", now.isoformat()]
         env = {
@@ -193,20 +190,17 @@ class Lane:
         return ended(self.start(now=now))
 
     def calls(self) -> Counter[tuple[int, int]]:
-        """Returns how often the handler was called for each (partition, offset)."""
         return Counter((call.partition, call.offset) for call in journal.read(self.shared / "journal"))
 
     def wait_for_call(self, partition: int, offset: int) -> None:
         assert wait_until(lambda: (partition, offset) in self.calls(), SECONDS)
 
     def committed(self) -> int | None:
-        """Returns the group's committed offset of partition 0; None without a commit."""
         tp = (self.name, 0)
         commit = wire.committed_offset(self.machines.broker.bootstrap, f"{self.name}-group", tp)
         return commit[0] if commit else None
 
     def table(self, name: str) -> list[dict[str, Any]]:
-        """Returns all rows of a table."""
         rows: list[dict[str, Any]] = DeltaTable(str(self.audit / self.name / name)).to_pyarrow_table().to_pylist()
         return rows
 
@@ -219,8 +213,6 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A command that has ended."""
-
     status: int
     errors: str
     printed: dict[str, Any]
@@ -239,7 +231,6 @@ def ended(process: "subprocess.Popen[str]") -> Ended:
 
 
 def checked(machines: Machines, pipeline: str, group: str, topic: str, audit: Path, *more: str) -> dict[str, Any]:
-    """Runs the checker as a process, and returns what it prints."""
     options = {"bootstrap": machines.broker.bootstrap, "audit": str(audit), "pipeline": pipeline, "group": group}
     arguments = [part for name, value in {**options, "topic": topic}.items() for part in (f"--{name}", value)]
     command = [sys.executable, "-m", "ackline.verify", *arguments, "--json", *more]

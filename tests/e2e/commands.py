@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -54,16 +54,28 @@ def run_in_session(command: Sequence[str], environment: Mapping[str, str], folde
 def watched_arguments() -> Iterator[dict[int, str]]:
     """Collects the command lines of all processes that appear while the block runs, by process id."""
     arguments: dict[int, str] = {}
-    before, done = {pid for pid, _, _ in processes()}, threading.Event()
+    before = {os.getpid(), *(pid for pid, _, _ in processes())}
+
+    def look() -> None:
+        arguments.update({pid: argv for pid, argv, _ in processes() if pid not in before})
+
+    with repeated(look, 0.2):
+        yield arguments
+
+
+@contextmanager
+def repeated(look: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Calls a function every so many seconds, in a thread, while the block runs."""
+    done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.2):
-            arguments.update({pid: argv for pid, argv, _ in processes() if pid not in before and pid != os.getpid()})
+        while not done.wait(seconds):
+            look()
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield arguments
+        yield
     finally:
         done.set()
         thread.join()

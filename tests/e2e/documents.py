@@ -31,7 +31,6 @@ def section(document: str, heading: str) -> str:
 
 
 def blocks(text: str) -> list[Block]:
-    """Returns the code blocks of a text, in order."""
     found = []
     for match in _BLOCK.finditer(text):
         paths = re.findall(r"`([\w./-]+\.\w+)`", text[: match.start()].rsplit("```", 1)[-1])
@@ -46,7 +45,6 @@ def comments_removed(commands: str) -> list[str]:
 
 
 def write(folder: Path, block: Block) -> None:
-    """Writes the file that a block shows."""
     assert block.path is not None
     path = folder / block.path
     path.parent.mkdir(parents=True, exist_ok=True)

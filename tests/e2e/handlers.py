@@ -48,7 +48,6 @@ def waits_for_three_workers(record: Record) -> None:
 
 
 def even(record: Record) -> bool:
-    """A filter of decoded values."""
     return bool(record.value["n"] % 2 == 0)
 
 
@@ -65,7 +64,6 @@ def hands_on(record: Record) -> InFlight | None:
 
 
 def hands_on_as_generator(record: Record) -> Iterator[InFlight]:
-    """Does what `hands_on` does, as a generator."""
     in_flight = hands_on(record)
     if in_flight is not None:
         yield in_flight

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ackline.handler import Emit, Record, Tuple
+from ackline.trees.acker import AckerRun
+from ackline.trees.stages import SourceRun, StepRun
 from ackline.worker.run import TaskRun
-from ackline.worker.trees.acker import AckerRun
-from ackline.worker.trees.stages import SourceRun, StepRun
 from tests.support import journal
 
 KILLS = "KILLS"
@@ -40,7 +40,6 @@ def strike(place: str) -> None:
 
 
 def handle(record: Record) -> None:
-    """A handler without steps."""
     called(record)
 
 

@@ -1,8 +1,8 @@
-"""The lab: a pipeline with topics and a clock of its own, run turn by turn on the real broker, Spark and Delta.
+"""The lab: a pipeline with topics and a clock of its own, run turn by turn on the real broker and Delta.
 
-Each `run()` opens the pipeline anew, as a process of its own does: only the tables and Kafka keep anything between two
-runs. A test reads the broker and the tables by other means than the product's own. The independent checker judges each
-lab when its test ends.
+Its jobs run in this process, or on Spark in labs of the fixture `spark_lab`. Each `run()` opens the pipeline anew, as a
+process of its own does: only the tables and Kafka keep anything between two runs. A test reads the broker and the
+tables by other means than the product's own. The independent checker judges each lab when its test ends.
 """
 
 import json
@@ -102,11 +102,9 @@ class Lab:
 
     @property
     def file(self) -> Path:
-        """The pipeline file."""
         return self.folder / "pipelines" / f"{self.name}.yaml"
 
     def configure(self, **changed: Any) -> None:
-        """Write the pipeline file, with these settings changed from now on."""
         self.settings |= changed
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text(yaml.safe_dump(self.settings))
@@ -145,19 +143,16 @@ class Lab:
             return run_step.run(adapters, self.spark)
 
     def plan(self) -> Plan:
-        """Run the step plan alone."""
         with self.adapters() as adapters:
             planned = planning_step.plan(adapters).plan
         assert planned is not None
         return planned
 
     def replay(self) -> replay_step.Replayed:
-        """Run the step replay alone."""
         with self.adapters() as adapters:
             return replay_step.replay(adapters, self.spark)
 
     def settle(self) -> commit_step.CommitResult:
-        """Run the step settle alone."""
         with self.adapters() as adapters:
             return settle_step.settle(adapters)
 
@@ -165,7 +160,6 @@ class Lab:
         """Run the command `ackline` in this process; returns its status and output."""
         if arguments[0] == "run":
             self.judged = False
-            self.spark()
         return run_here(arguments, {**self.environment, **(env or {})})
 
     def ackline_process(self, *arguments: str, env: Mapping[str, str] | None = None) -> Finished:
@@ -181,7 +175,6 @@ class Lab:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables by which a process finds this lab's files."""
         return {"ACKLINE_PIPELINES": str(self.file.parent), "ACKLINE_AUDIT": self.audit}
 
     def move_group(self, offset: int, metadata: str = "", partition: int = 0) -> None:
@@ -204,12 +197,10 @@ class Lab:
         return wire.committed_offset(self.broker.bootstrap, self.group, (topic or self.topic, partition))
 
     def committed(self, partition: int = 0, topic: str | None = None) -> int | None:
-        """Returns the group's committed offset; None without a commit."""
         commit = self.group_commit(partition, topic)
         return commit[0] if commit else None
 
     def calls(self) -> list[journal.Call]:
-        """Returns all handler calls of this lab, in order."""
         return [call for call in journal.read(self.journal) if call.topic in self.topics]
 
     def new_calls(self, partition: int = 0, topic: str | None = None) -> list[tuple[int, int]]:
@@ -220,12 +211,10 @@ class Lab:
         return sorted(new)
 
     def new_offsets(self, partition: int = 0, topic: str | None = None) -> list[int]:
-        """Returns the offsets of `new_calls`."""
         return [offset for offset, _ in self.new_calls(partition, topic)]
 
     @property
     def tables(self) -> str:
-        """The folder of the tables of the live lane."""
         return f"{self.audit}/{self.name}"
 
     def table(self, name: str) -> list[dict[str, Any]]:
@@ -247,11 +236,9 @@ class Lab:
         )
 
     def outcomes(self, partition: int = 0) -> Counter[str]:
-        """Returns how many effective rows have each outcome."""
         return Counter(row.outcome for row in self.rows(partition))
 
     def settlement(self) -> Settlement:
-        """Returns the newest settlement."""
         with self.adapters() as adapters:
             assert isinstance(adapters, Adapters)
             newest = adapters.store.newest()
@@ -259,25 +246,21 @@ class Lab:
         return newest
 
     def settled(self, partition: int = 0, topic: str | None = None) -> SettledPartition:
-        """Returns a partition as the newest settlement has it."""
         return self.settlement().partitions[TopicPartition(topic or self.topic, partition)]
 
     def pending(self, partition: int = 0) -> list[int]:
-        """Returns the pending offsets of a partition."""
         pending = self.settled(partition).state.pending
         return [offset for offsets in pending for offset in range(offsets.start, offsets.end)]
 
     def letters(self) -> list[wire.Read]:
-        """Returns all records of the dead-letter topic."""
         return wire.read(self.broker.bootstrap, self.dead_letter_topic)
 
-    def violations(self, settled: bool = False) -> list[str]:
-        """Returns what the independent checker finds. With `settled`, unfinished work is a violation, too."""
-        retry = self.pipeline.retry
+    def sources(self) -> Sources:
+        """Returns where the independent checker finds the evidence of the live lane."""
         journal_file = self.folder / "journal"
         lines = (f"{c.topic}\t{c.partition}\t{c.offset}\t{c.attempt}\t{c.pid}\n" for c in self.calls())
         journal_file.write_text("".join(lines))
-        sources = Sources(
+        return Sources(
             self.broker.bootstrap,
             self.audit,
             self.name,
@@ -287,9 +270,13 @@ class Lab:
             isolation=self.pipeline.kafka.isolation,
             journal=str(journal_file) if self.journalled else None,
         )
+
+    def violations(self, settled: bool = False) -> list[str]:
+        """Returns what the independent checker finds. With `settled`, unfinished work is a violation, too."""
+        retry = self.pipeline.retry
         # The checker judges by a single limit of retries; a policy by error class or a class of its own has none.
         max_retries = None if retry.by_error or retry.class_ else retry.max_retries
-        return check(sources, max_retries=max_retries, settled=settled).violations
+        return check(self.sources(), max_retries=max_retries, settled=settled).violations
 
     def judge(self, settled: bool = False) -> None:
         """Fails if the checker finds a violation. With `settled`, unfinished work is a violation, too."""
@@ -309,7 +296,6 @@ def encoded(value: Value) -> wire.Write:
 
 
 def all_of(outcome: str, offsets: Iterable[int], attempt: int = 1) -> list[Row]:
-    """Returns a row for each offset, to compare with `Lab.rows`."""
     return [Row(offset, attempt, outcome) for offset in offsets]
 
 

@@ -1,9 +1,11 @@
 """A lab whose pipeline logs in to the secured broker as a user with few rights. The test itself may do everything."""
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from ackline.lane.adapters import open_adapters
 from ackline.lane.lease import WhenHeld
@@ -49,3 +51,9 @@ class LoginLab(Lab):
 
 
 _AT_ONCE = {"initial_delay": "0s", "period": "0s"}
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
+    with SecuredBroker(tmp_path_factory.mktemp("secured")) as broker:
+        yield broker

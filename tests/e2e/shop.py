@@ -47,11 +47,9 @@ class Answered:
         return {"AIRFLOW_CONN_SHOP": json.dumps({"conn_type": "kafka", "extra": extra})}
 
     def order(self, **more: Any) -> dict[str, Any]:
-        """A record that is handed on."""
         return {"wait": str(self.file), **more}
 
     def tokens(self) -> dict[tuple[int, int], str]:
-        """The token of each attempt that was handed on."""
         lines = (line.split() for line in self.file.read_text().splitlines())
         return {(int(offset), int(attempt)): token for offset, attempt, token in lines}
 
@@ -100,7 +98,6 @@ def rows_of(lane: Lab, table: str) -> list[dict[str, Any]]:
 
 
 def staged(lane: Lab) -> list[str]:
-    """The staging folders that are left."""
     return sorted(path.name for path in (Path(lane.audit) / lane.name / ".staging").iterdir() if path.is_dir())
 
 

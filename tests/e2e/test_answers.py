@@ -36,7 +36,8 @@ def test_explain_follows_a_record_from_unread_to_dead(lane: Lab) -> None:
     dead = explain(lane, "0", "1")
     events = dead["events"]
     assert isinstance(events, list)
-    assert list(events[0]) == ["epoch", "turn", "attempt", "outcome", "error_class", "at", "run_id", "tree"]
+    names = ["epoch", "turn", "attempt", "outcome", "error_class", "at", "run_id", "error_place", "tree"]
+    assert list(events[0]) == names
     assert [(event["turn"], event["attempt"], event["outcome"]) for event in events] == [
         (1, 1, "failed"), (2, 2, "failed"), (2, 0, "dead"),
     ]  # fmt: skip

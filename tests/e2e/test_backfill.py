@@ -1,17 +1,18 @@
-"""Backfills on the real broker, Spark and Delta, judged lane by lane by the independent checker (S70 to S72)."""
+"""Backfills on the real broker and Delta, judged lane by lane by the independent checker (S70 to S72)."""
 
 import json
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from deltalake import DeltaTable
 
 from ackline.backfill.perform import backfill_pipeline
 from ackline.backfill.run import find_backfill, plan_backfill
+from ackline.forms.arguments import lane_of
 from ackline.lane.adapters import open_adapters
-from ackline.pipeline.arguments import lane_of
-from ackline.verify.check import Sources, check
+from ackline.verify.check import check
 from tests.chaos import victims
 from tests.e2e import wire
 from tests.e2e.fixtures import MakeLab
@@ -21,7 +22,6 @@ from tests.kafka.kafka_log import COMPACTED, compact
 
 def backfill(lane: Lab, *arguments: str) -> Any:
     """Runs the command in this process at the lab's time, and returns its object. The account balances."""
-    lane.spark()
     lane.journalled = False  # the journal does not name lanes
     done = lane.ackline("backfill", lane.name, *arguments, "--now", lane.now.isoformat(), "--yes", "--json")
     assert done.returncode == 0, done.stderr
@@ -33,16 +33,7 @@ def backfill(lane: Lab, *arguments: str) -> Any:
 
 def judge(lane: Lab, backfill_id: str, settled: bool = True) -> None:
     """Fails if the checker finds a violation in a backfill lane."""
-    sources = Sources(
-        lane.broker.bootstrap,
-        lane.audit,
-        lane.name,
-        lane.group,
-        lane.topics,
-        dead_letter_topic=lane.dead_letter_topic,
-        isolation=lane.pipeline.kafka.isolation,
-        lane=f"backfill-{backfill_id}",
-    )
+    sources = replace(lane.sources(), lane=f"backfill-{backfill_id}", journal=None)
     report = check(sources, max_retries=lane.pipeline.retry.max_retries, settled=settled)
     assert not report.violations, "\n".join(report.violations)
 

@@ -94,7 +94,7 @@ def killed_in_mid_handler(machines: Machines, killed: str, guarantee: str) -> tu
     return lane, ended(run)
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_fault_7_a_machine_lost_in_mid_handler_loses_nothing_at_least_once(two_workers: Machines) -> None:
     """A driver that waits for a machine that is gone can miss the heartbeats of the other executor, and replace it too.
 
@@ -190,7 +190,7 @@ def large_worker(machines: Machines, *hidden: Path) -> Iterator[Worker]:
         machines.cluster.remove(worker)
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_a_worker_that_does_not_share_the_tables_is_refused_and_nothing_is_stored(machines: Machines) -> None:
     lane = Lane(machines, "private-tables", settings=BIG)
     lane.produce(10)

@@ -21,7 +21,7 @@ TREES = (
     HANDLER
     + """
 from ackline import Emit
-from ackline.worker.trees.acker import AckerRun
+from ackline.trees.acker import AckerRun
 
 FOLDER = os.path.dirname(os.environ.get("ACKLINE_JOURNAL", ""))
 seen = set()

@@ -11,7 +11,7 @@ from tests.e2e.commands import ROOT, run_in_session
 
 
 @pytest.mark.real
-@pytest.mark.deep
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_demo_proves_each_record_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """It exits with 0 only if the checker has proved both of its pipelines."""

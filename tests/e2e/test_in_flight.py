@@ -1,4 +1,4 @@
-"""Records in flight, and answers from outside, on a real broker, Spark and Delta. The checker judges each lane."""
+"""Records in flight, and answers from outside, on a real broker and Delta. The checker judges each lane."""
 
 import json
 from typing import Any

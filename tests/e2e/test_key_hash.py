@@ -14,7 +14,6 @@ HASHED = {"audit": {"key_hash": True}}
 
 
 def environment(lane: Lab, **extra: str) -> dict[str, str]:
-    """Returns the variable that defines the lab's connection."""
     fields = {"conn_type": "kafka", "extra": {"bootstrap.servers": lane.broker.bootstrap, **extra}}
     return {"AIRFLOW_CONN_SHOP": json.dumps(fields)}
 
@@ -24,7 +23,6 @@ def produce(lane: Lab, *records: tuple[bytes | None, bytes]) -> None:
 
 
 def found(lane: Lab, *options: str) -> list[tuple[int, int, str]]:
-    """Returns offset, attempt and outcome of the rows that `ackline audit` finds."""
     connection = environment(lane, **{"ackline.key_hash_secret": SECRET})
     done = lane.ackline("audit", lane.name, "--json", *options, env=connection)
     assert done.returncode == 0, done.stderr

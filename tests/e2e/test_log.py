@@ -133,9 +133,9 @@ def test_s44_each_record_has_an_outcome_and_each_dead_letter_the_original_record
     lane.judge(settled=True)
 
 
-def test_s44_a_header_whose_name_is_not_text_stops_no_run(lab: MakeLab) -> None:
+def test_s44_a_header_whose_name_is_not_text_stops_no_run(spark_lab: MakeLab) -> None:
     """Java's client can read it for the first attempt; the client of retries and dead letters cannot."""
-    lane, value = lab(retry={"max_retries": 1, "initial_delay": "1m"}), b'{"fail": -1}'
+    lane, value = spark_lab(retry={"max_retries": 1, "initial_delay": "1m"}), b'{"fail": -1}'
     lane.journalled = False
     good = wire.Write(value, headers=(("h", b"1"),))
     wire.produce(lane.broker.bootstrap, lane.topic, [good] * 50)  # the interpreter calls differently once it is warm
@@ -158,10 +158,10 @@ NOT_TIMES = [1_700_000_000_000_000, 1_700_000_000_000_000_000, 2**63 - 1, -62_13
 """Microseconds and nanoseconds where Kafka means milliseconds, the largest number, the year 1, and no timestamp."""
 
 
-def test_s44_a_timestamp_that_is_no_time_stops_no_run(lab: MakeLab, caplog: pytest.LogCaptureFixture) -> None:
+def test_s44_a_timestamp_that_is_no_time_stops_no_run(spark_lab: MakeLab, caplog: pytest.LogCaptureFixture) -> None:
     """The record has no timestamp for the handler, the tables and the lag. Its dead letter has the number."""
     takes_any = {"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"}
-    lane = lab(topic_config=takes_any, retry={"max_retries": 1, "initial_delay": "1m"})
+    lane = spark_lab(topic_config=takes_any, retry={"max_retries": 1, "initial_delay": "1m"})
     poison = encoded({"fail": -1}).value
     wire.produce(lane.broker.bootstrap, lane.topic, [wire.Write(poison, timestamp=number) for number in NOT_TIMES])
     lane.produce_records(2)
@@ -182,10 +182,10 @@ def test_s44_a_timestamp_that_is_no_time_stops_no_run(lab: MakeLab, caplog: pyte
 
 @pytest.mark.parametrize("by_retry", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["fresh", "retry"])
 def test_a_batch_that_is_damaged_on_the_broker_stops_the_run_and_nothing_is_settled_past_it(
-    lab: MakeLab, by_retry: bool
+    spark_lab: MakeLab, by_retry: bool
 ) -> None:
     """Spark's client reads it fresh, librdkafka as a retry. What the operator deletes is `expired`."""
-    lane = lab(retry={"initial_delay": "1m"})
+    lane = spark_lab(retry={"initial_delay": "1m"})
     for value in ({}, {"fail": 1, "pad": "damaged"}, {}):
         lane.produce(value)
     if by_retry:

@@ -6,16 +6,18 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 
 import pyarrow.fs as pafs
 import pytest
 from deltalake import DeltaTable
 
+from ackline.delta.object_store import arrow_filesystem
 from ackline.ledger.turns import LIVE
-from ackline.tables.object_store import arrow_filesystem
 from ackline.tables.store import LedgerStore
-from tests.e2e.commands import ROOT, Finished, run_in_session, watched_arguments
+from tests.e2e.commands import run_here, watched_arguments
 from tests.e2e.fixtures import MakeLab
+from tests.e2e.forked import FORKED
 from tests.e2e.lab import Lab
 from tests.support.object_store.store import REGION, SECRET, ObjectStore
 
@@ -91,12 +93,9 @@ def test_s53_of_fifty_commands_none_fails_and_each_turn_is_taken_once(lab: MakeL
     """
     lane = lab()
     lane.audit = s3_server.bucket(f"bucket-{uuid.uuid4()}") + "/audit"
-    command = [sys.executable, "-m", "tests.e2e.forked_commands", str(COMMANDS), str(AT_ONCE)]
-    done = run_in_session(
-        [*command, "run", lane.name, "--json"], {**os.environ, **lane.environment, **s3_server.environment}, ROOT, 560
-    )
-    assert done.returncode == 0, done.stderr
-    runs = [Finished((), *run) for run in json.loads(done.stdout)]
+    command, environment = ("run", lane.name, "--json"), {**os.environ, **lane.environment, **s3_server.environment}
+    with ProcessPoolExecutor(AT_ONCE, FORKED, max_tasks_per_child=1) as pool:
+        runs = list(pool.map(run_here, [command] * COMMANDS, [environment] * COMMANDS, timeout=560))
     assert [run.returncode for run in runs] == [0] * COMMANDS, [run.stderr for run in runs if run.returncode]
     turns = Counter(json.loads(run.stdout.splitlines()[-1])["turn"] for run in runs)
     with pytest.MonkeyPatch.context() as patch:
@@ -121,7 +120,6 @@ def _environment(store: ObjectStore) -> dict[str, str]:
 
 
 def _judge(lane: Lab, environment: dict[str, str]) -> None:
-    """Runs the checker as a process of its own."""
     arguments = ["--bootstrap", lane.broker.bootstrap, "--audit", lane.audit, "--pipeline", lane.name, "--group",
                  lane.group, "--topic", lane.topic, "--dead-letter-topic", lane.dead_letter_topic,
                  "--settled"]  # fmt: skip
@@ -132,7 +130,6 @@ def _judge(lane: Lab, environment: dict[str, str]) -> None:
 
 
 def _stored_texts(root: str, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Returns the content of every object below the root."""
     for name, value in store.environment.items():
         monkeypatch.setenv(name, value)
     filesystem, base = arrow_filesystem(root.replace("s3a://", "s3://").rstrip("/"))

@@ -8,9 +8,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from ackline.errors import ConfigError, LedgerError, TooManyFailures
+from ackline.ledger.published import OutputsOfTurn
 from ackline.local.broker import Broker
-from ackline.outputs.turn import store_manifest
-from ackline.pipeline.outputs import OutputsOfTurn
+from ackline.outputs.staged import store_manifest
 from ackline.steps import plan as planning
 from ackline.steps import replay, settle
 from ackline.steps.replay import job_of
@@ -46,7 +46,6 @@ def test_s68_acked_records_have_their_rows_and_a_row_that_does_not_fit_fails_its
 
 
 def of_record(lane: Lab, offset: int, attempt: int = 1, turn: int = 1, **emitted: Any) -> dict[str, Any]:
-    """A row of an output table that is anchored to one record."""
     anchor = {"topic": lane.topic, "partition": 0, "offset": offset, "attempt": attempt}
     of_row = {"lane": "live", "epoch": 0, "turn": turn, "anchors": [{**anchor, "outcome": "acked"}]}
     return {f"_{name}": value for name, value in (anchor | of_row).items()} | emitted
@@ -57,10 +56,10 @@ PLACES = [
     "ackline.steps.replay.add_actions",
     "ackline.steps.settle.settle_turn",
     "ackline.steps.settle.publish_settled",
-    "ackline.tables.publish._write_files",
+    "ackline.outputs.written._write_files",
     "ackline.tables.store.LedgerStore.store_settlement",
-    "ackline.tables.output_table.OutputTable.append",
-    "ackline.outputs.turn.remove_staged",
+    "ackline.outputs.output_table.OutputTable.append",
+    "ackline.outputs.publish.remove_staged",
     "ackline.kafka.group.Group.commit",
 ]
 """Functions that a run calls one after the other, between its writes."""
@@ -181,9 +180,9 @@ def test_outputs_without_steps_go_to_a_table_and_to_a_topic(lab: MakeLab) -> Non
     assert (headers["ackline.turn"], headers["ackline.attempt"]) == (b"1", b"1")
 
 
-def test_a_field_of_one_task_alone_is_a_column_of_the_table_that_the_turn_creates(lab: MakeLab) -> None:
+def test_a_field_of_one_task_alone_is_a_column_of_the_table_that_the_turn_creates(spark_lab: MakeLab) -> None:
     outputs = [{"from": f"source.{name}", "table": name} for name in ("items", "counts")]
-    lane = lab(handler=f"{HANDLERS}:split", outputs=outputs, partitions=2)
+    lane = spark_lab(handler=f"{HANDLERS}:split", outputs=outputs, partitions=2)
     lane.journalled = False
     lane.produce(order(0, item("a"), item("b", note=None)))
     lane.produce(order(1, item("c", gift={"to": "Ada"}, price=1.5)), partition=1)

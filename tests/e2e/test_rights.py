@@ -1,7 +1,6 @@
 """A broker with an authorizer: the least rights are enough for a run, and each missing one is named before a plan."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,9 @@ from tests.support.secured import USER, SecuredBroker
 pytestmark = pytest.mark.real
 
 
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
-    with SecuredBroker(tmp_path_factory.mktemp("secured")) as broker:
-        yield broker
-
-
 @pytest.fixture
-def lane(secured: SecuredBroker, spark: Spark, tmp_path: Path) -> LoginLab:
-    return LoginLab(secured, tmp_path, spark, secured.login)
+def lane(secured: SecuredBroker, in_process: Spark, tmp_path: Path) -> LoginLab:
+    return LoginLab(secured, tmp_path, in_process, secured.login)
 
 
 def test_the_least_rights_are_enough_for_retries_dead_letters_and_the_commit(

@@ -37,7 +37,6 @@ def dead_lettered(lane: Lab) -> None:
 
 
 def deleted(lane: Lab) -> None:
-    """The topic is gone."""
     failing(lane)
     wire.delete_topic(lane.broker.bootstrap, lane.topic)
 
@@ -80,6 +79,7 @@ STATES: dict[str, Callable[[Lab], None]] = {
     "Skip this one": failing,
     "A topic is gone": deleted,
     "A bad deploy dead-lettered 10,000 records": dead_lettered,
+    "Try a deploy on a few records": acked,
     "Replay yesterday": acked,
     "Move the group": acked,
     "The audit folder is gone": ledger_lost,
@@ -93,7 +93,6 @@ BACKUP = "Back up and restore"
 
 
 def commands(heading: str) -> list[str]:
-    """Returns the commands of a section."""
     shell = [block for block in blocks(section(RUNBOOK, f"## {heading}")) if block.language == "sh"]
     return [line for block in shell for line in comments_removed(block.text)]
 
@@ -101,7 +100,8 @@ def commands(heading: str) -> list[str]:
 def on_lane(lane: Lab, line: str) -> list[str]:
     """Returns the arguments of a command of the runbook, for the pipeline of a lab."""
     line = re.sub(r"\borders-app\b", f"{lane.name}-app", line).replace("orders-taken-over", f"{lane.name}-taken")
-    line = line.replace("--topic orders", f"--topic {lane.topic}")
+    line = line.replace("handlers.orders", "tests.support.journal")
+    line = line.replace("--topic orders", f"--topic {lane.topic}").replace("orders orders ", f"orders {lane.topic} ")
     line = re.sub(r"\borders\b", lane.name, line).replace("127.0.0.1:9092", lane.broker.bootstrap)
     return shlex.split(line)[1:]
 

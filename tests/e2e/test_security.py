@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -22,12 +22,6 @@ from tests.support.secured import USER, SecuredBroker
 from tests.support.token_endpoint import CLIENT_SECRET
 
 pytestmark = pytest.mark.real
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
-    with SecuredBroker(tmp_path_factory.mktemp("secured")) as broker:
-        yield broker
 
 
 def by_files(issued: Issued, folder: Path) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Pipelines with steps, run turn by turn on a real broker, Spark and Delta: retries of whole trees, what status and
+"""Pipelines with steps, run turn by turn on a real broker and Delta: retries of whole trees, what status and
 explain show of them, and trees that are deep, that meet again, and whose rows come twice."""
 
 import json
@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import DataFrame
 
 from ackline.spark.lineage import ROWS
-from ackline.worker.trees.acker import by_block
-from ackline.worker.trees.rows import MANIFEST
+from ackline.trees.acker import by_block
+from ackline.trees.rows import MANIFEST
 from tests.e2e.fixtures import MakeLab
 from tests.e2e.lab import ROOT, Lab, Row
 
@@ -34,7 +34,6 @@ def tree_lab(lab: MakeLab, **settings: Any) -> Lab:
 
 
 def encoded(items: list[dict[str, Any]]) -> bytes:
-    """The value of a record with these items."""
     return json.dumps(items).encode()
 
 
@@ -168,7 +167,7 @@ def test_s60_s62_a_tree_of_fan_out_3_and_depth_3_is_one_ack_and_one_edge_without
 
 
 def test_s63_fault_38_rows_of_acks_and_emits_that_come_twice_change_nothing(
-    lab: MakeLab, monkeypatch: pytest.MonkeyPatch
+    spark_lab: MakeLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The acker gets each row of events twice, as if a task that sends them had run twice."""
 
@@ -182,7 +181,7 @@ def test_s63_fault_38_rows_of_acks_and_emits_that_come_twice_change_nothing(
         return by_block(rows.mapInArrow(twice, ROWS), parts)
 
     monkeypatch.setattr("ackline.spark.lineage.by_block", of_rows_twice)
-    lane = tree_lab(lab, steps=DEEP, dead_letter="none", retry={"max_retries": 0})
+    lane = tree_lab(spark_lab, steps=DEEP, dead_letter="none", retry={"max_retries": 0})
     lane.produce(encoded(THREE), encoded([{"key": "a", "do": "hold"}]), encoded([]))
     lane.run()
     assert lane.rows() == [Row(0, 1, "acked"), Row(1, 0, "dead"), Row(1, 1, "failed"), Row(2, 1, "acked")]

@@ -37,8 +37,6 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A record as a consumer reads it."""
-
     offset: int
     key: bytes | None
     value: bytes | None
@@ -117,8 +115,12 @@ def produce_aborted(bootstrap: str, topic: str, records: Iterable[Write], *, par
 
 def wait_until_stable(bootstrap: str, topic: str, partition: int = 0) -> None:
     """Wait for the marker of a transaction, which the broker writes after its answer."""
+    _until(lambda: log_end(bootstrap, topic, partition, stable=True) == log_end(bootstrap, topic, partition))
+
+
+def _until(done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS
-    while log_end(bootstrap, topic, partition, stable=True) != log_end(bootstrap, topic, partition):
+    while not done():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -126,16 +128,18 @@ def wait_until_stable(bootstrap: str, topic: str, partition: int = 0) -> None:
 def log_end(bootstrap: str, topic: str, partition: int = 0, *, stable: bool = False) -> int:
     """Returns the end of the log, or the last stable offset."""
     level = IsolationLevel.READ_COMMITTED if stable else IsolationLevel.READ_UNCOMMITTED
-    tp, latest = TopicPartition(topic, partition), OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    return int(admin.list_offsets({tp: latest}, isolation_level=level)[tp].result(SECONDS).offset)
+    return _bound(bootstrap, topic, partition, OffsetSpec.latest(), level)  # type: ignore[no-untyped-call]
 
 
 def log_start(bootstrap: str, topic: str, partition: int = 0) -> int:
     """Returns the start of the log: the lowest offset that it still has."""
-    tp, earliest = TopicPartition(topic, partition), OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    return int(admin.list_offsets({tp: earliest})[tp].result(SECONDS).offset)
+    return _bound(bootstrap, topic, partition, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+
+def _bound(bootstrap: str, topic: str, partition: int, spec: OffsetSpec, level: IsolationLevel | None = None) -> int:
+    tp, admin = TopicPartition(topic, partition), AdminClient({"bootstrap.servers": bootstrap})
+    level = level or IsolationLevel.READ_UNCOMMITTED
+    return int(admin.list_offsets({tp: spec}, isolation_level=level)[tp].result(SECONDS).offset)
 
 
 def set_topic_config(bootstrap: str, topic: str, **settings: str) -> None:
@@ -173,7 +177,6 @@ def _send(producer: Producer, topic: str, records: Iterable[Write], partition: i
 
 
 def read(bootstrap: str, topic: str, partition: int = 0) -> list[Read]:
-    """Returns the committed records of a partition."""
     settings = {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.partition.eof": True,
                 "isolation.level": "read_committed", "enable.auto.commit": False,
                 "fetch.wait.max.ms": 20}  # fmt: skip
@@ -200,41 +203,34 @@ def add_partitions(bootstrap: str, topic: str, count: int) -> None:
     """Add partitions to a topic, up to `count`; returns when each has a leader."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_partitions([NewPartitions(topic, count)])[topic].result(SECONDS)
-    deadline = time.monotonic() + SECONDS
-    while True:
+
+    def led() -> bool:
         leaders = [p.leader for p in admin.list_topics(topic, timeout=SECONDS).topics[topic].partitions.values()]
-        if len(leaders) == count and all(leader >= 0 for leader in leaders):
-            return
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return len(leaders) == count and all(leader >= 0 for leader in leaders)
+
+    _until(led)
 
 
 def delete_topic(bootstrap: str, topic: str) -> None:
     """Delete a topic; returns when the broker no longer lists it."""
     admin = AdminClient({"bootstrap.servers": bootstrap})  # kept: its requests end with it
     admin.delete_topics([topic])[topic].result(SECONDS)
-    deadline = time.monotonic() + SECONDS
-    while topic in topics(bootstrap):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    _until(lambda: topic not in topics(bootstrap))
 
 
 def delete_records(bootstrap: str, tp: tuple[str, int], before: int) -> None:
-    """Delete the records of a partition below `before`."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for answer in admin.delete_records([TopicPartition(*tp, before)]).values():
         answer.result(SECONDS)
 
 
 def committed_offset(bootstrap: str, group: str, tp: tuple[str, int]) -> tuple[int, str] | None:
-    """Returns a group's committed offset and its metadata; None without a commit."""
     with closing(Consumer({"bootstrap.servers": bootstrap, "group.id": group})) as consumer:
         committed = retry_until_ready(lambda: consumer.committed([TopicPartition(*tp)], timeout=10))[0]
     return (committed.offset, committed.metadata or "") if committed.offset >= 0 else None
 
 
 def commit_offset(bootstrap: str, group: str, tp: tuple[str, int], offset: int, metadata: str) -> None:
-    """Commit an offset for a group."""
     offsets = [TopicPartition(*tp, offset, metadata=metadata)]
     with closing(Consumer({"bootstrap.servers": bootstrap, "group.id": group})) as consumer:
         for answer in retry_until_ready(lambda: consumer.commit(offsets=offsets, asynchronous=False)):
@@ -250,14 +246,11 @@ def member(
                 "group.protocol": protocol}  # fmt: skip
     with closing(Consumer(settings)) as consumer:
         consumer.subscribe([topic])
-        deadline = time.monotonic() + SECONDS
-        while consumer.poll(0.1) is not None or not consumer.assignment():
-            assert time.monotonic() < deadline
+        _until(lambda: consumer.poll(0.1) is None and bool(consumer.assignment()))
         yield
 
 
 def topics(bootstrap: str) -> set[str]:
-    """Returns the names of all topics."""
     return set(AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=SECONDS).topics)
 
 

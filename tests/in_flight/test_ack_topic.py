@@ -8,7 +8,7 @@ from ackline.in_flight.ack_topic import send_answer
 from ackline.ledger.answers import parse_token
 from ackline.ledger.fold import PendingKind
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.turns import AckPosition, TurnKind
+from ackline.ledger.turns import TurnKind
 from ackline.pipeline.warnings import TopicPolicy
 from tests.support.actor import Killed
 from tests.support.memory_lane import ACKS, DEAD, NOON, OK, TP, WAITS, AnsweredLane, MemoryBackfill, in_flight
@@ -289,13 +289,6 @@ def test_a_new_leader_of_the_ack_topic_with_the_whole_log_is_no_loss() -> None:
     lane.log(ACKS).elect()
     lane.answer(0)
     assert (lane.run().warnings, lane.floor(), lane.answered()) == ([], 1, {"acked": 1})
-
-
-def test_a_position_of_an_earlier_version_has_no_leader_epochs() -> None:
-    stored = AckPosition("acks", "id", {0: 3}, {0: 2}).as_json()
-    assert AckPosition.of_json(stored).leader_epochs == {0: 2}
-    del stored["leader_epochs"]
-    assert AckPosition.of_json(stored) == AckPosition("acks", "id", {0: 3})
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])

@@ -172,7 +172,6 @@ def test_i6_the_letter_of_an_attempt_that_an_answer_fails_is_sent_by_the_next_tu
 def test_without_a_dead_letter_topic_a_record_is_dead_in_the_turn_whose_answer_or_deadline_fails_its_last_attempt(
     answer: str | None, error_class: ErrorClass
 ) -> None:
-    """Record 1 is acked and record 2 stays in flight."""
     lane = AnsweredLane(WAITS, WAITS, WAITS, dead_letter="none", retry={"max_retries": 1, "initial_delay": "0s"})
     lane.run()
     lane.answer(1)

@@ -16,7 +16,7 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.planning import IN_FLIGHT, IN_FLIGHT_FULL
 from ackline.ledger.turns import TurnKind
 from tests.support.memory import InFlightSkipped
-from tests.support.memory_lane import NOON, OK, TP, WAITS, AnsweredLane, MemoryBackfill, in_flight
+from tests.support.memory_lane import NOON, OK, TP, TP1, WAITS, AnsweredLane, MemoryBackfill, in_flight
 
 
 def test_a_record_in_flight_holds_the_floor_until_it_is_acked() -> None:
@@ -43,10 +43,12 @@ def test_a_run_with_nothing_but_answers_to_read_starts_no_spark() -> None:
     assert ran.plans[0].partitions[TP].why == IN_FLIGHT
 
 
-def test_in_flight_max_bounds_fresh_reads() -> None:
-    lane = AnsweredLane(*[WAITS] * 5, in_flight={"max": 2})
-    assert lane.run().plans[0].partitions[TP].fresh == OffsetRange(0, 2)
-    assert lane.run().plans[0].partitions[TP].why == IN_FLIGHT_FULL
+def test_in_flight_max_bounds_the_fresh_reads_of_each_partition_alone() -> None:
+    lane = AnsweredLane(*[WAITS] * 5, partitions=2, in_flight={"max": 2})
+    lane.produce(OK, WAITS, OK, tp=TP1)
+    first, second = (lane.run().plans[0].partitions for _ in range(2))
+    assert [first[tp].fresh for tp in (TP, TP1)] == [OffsetRange(0, 2)] * 2
+    assert (second[TP].why, second[TP1].fresh) == (IN_FLIGHT_FULL, OffsetRange(2, 3))
     lane.answer(0)
     lane.run()
     lane.run()

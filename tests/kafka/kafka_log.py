@@ -1,5 +1,6 @@
 """Writes logs of every kind for tests: small batches, transactions, compacted and deleted records."""
 
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -99,12 +100,15 @@ def messages(broker: Broker, topic: str, isolation: str = "read_committed") -> l
 
 
 def compact(broker: Broker, topic: str, gone: Iterable[int], roll: Callable[[], None] | None = None) -> None:
-    """Waits until no offset of `gone` is in the log. `roll` adds a record; the broker may clean those before it."""
+    """Waits until no offset of `gone` is in the log. `roll` adds a record; the broker may clean those before it.
+
+    Without `roll` each has a key of its own, so that none of them goes while a test reads.
+    """
     lost = set(gone)
 
     def cleaned() -> bool:
         if roll is None:
-            put(broker, topic, [(b"roll", b"")])
+            put(broker, topic, [(uuid.uuid4().bytes, b"")])
         else:
             roll()
         return lost.isdisjoint(offsets(broker, topic))

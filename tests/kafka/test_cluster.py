@@ -5,8 +5,6 @@ What the brokers answer about topics and logs, and what is raised when they do n
 
 import json
 import time
-import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -133,15 +131,6 @@ def test_bounds_of_what_does_not_exist_are_a_fatal_error(cluster: Cluster, topic
     assert (raised.value.topic, raised.value.partition) == tp
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """The time-outs of requests to a cluster, shortened to a second."""
-    with monkeypatch.context() as patch:
-        patch.setattr(kafka_cluster, "ADMIN_TIMEOUT", 1.0)
-        patch.setattr(kafka_cluster, "CONNECT_TIMEOUT", 1.0)
-        yield patch
-
-
 def test_an_unreachable_broker_is_a_transient_error_within_seconds(
     unreachable: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,23 +147,6 @@ def test_an_unreachable_broker_is_a_transient_error_within_seconds(
         monkeypatch.setattr(kafka_cluster, "CONNECT_TIMEOUT", 0.5)
         with pytest.raises(TransientError, match=str(address)):
             cluster.bounds([TopicPartition("any", 0)])
-
-
-def test_a_broker_that_dies_later_is_transient_too_not_a_missing_topic(
-    fragile: Broker, impatient: pytest.MonkeyPatch
-) -> None:
-    """The client then reports of every partition that it has no leader, as it does for a topic that never existed."""
-    tp = TopicPartition(f"here-{uuid.uuid4().hex[:8]}", 0)
-    fragile.create_topic(tp.topic)
-    with Cluster(config(fragile), "read_committed") as cluster:
-        assert cluster.bounds([tp])[tp].end == 0
-        fragile.kill()
-        for _ in range(2):
-            with pytest.raises(TransientError, match=fragile.bootstrap):
-                cluster.bounds([tp])
-        impatient.undo()
-        fragile.start()
-        assert cluster.bounds([tp])[tp].end == 0
 
 
 def test_a_refused_login_is_fatal_and_shows_no_secret(kafka: dict[str, object]) -> None:
@@ -203,10 +175,9 @@ def test_the_time_of_a_record_is_that_of_the_first_at_or_after_the_offset(
     delete_before(broker, stamped.topic, 1)
     empty = TopicPartition(stamped.topic, 1)
     second = NOON + timedelta(seconds=20)
-    assert cluster.record_time(stamped, 1, timeout=30) == second
-    assert cluster.record_time(stamped, 2, timeout=30) == NOON + timedelta(seconds=30)
+    assert cluster.record_times({stamped: 2}, timeout=30) == {stamped: NOON + timedelta(seconds=30)}
     for offset in (3, 0, 99):  # at the end, below the log start, beyond the end
-        assert cluster.record_time(stamped, offset, timeout=30) is None
+        assert cluster.record_times({stamped: offset}, timeout=30) == {}
     started = time.monotonic()
     assert cluster.record_times({stamped: 1, empty: 0}, timeout=60) == {stamped: second}
     assert time.monotonic() - started < 30, "an empty partition costs no waiting"
@@ -236,7 +207,7 @@ def test_a_timestamp_that_is_no_time_gives_no_time_of_a_record_and_can_be_looked
     for milliseconds in times:
         client.produce(tp.topic, b"v", partition=0, timestamp=milliseconds)
     assert client.flush(30) == 0
-    assert cluster.record_time(tp, 0, timeout=30) == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
-    assert [cluster.record_time(tp, offset, timeout=30) for offset in (1, 2, 3, 4)] == [None] * 4
+    assert cluster.record_times({tp: 0}, timeout=30) == {tp: datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)}
+    assert [cluster.record_times({tp: offset}, timeout=30) for offset in (1, 2, 3, 4)] == [{}] * 4
     assert [cluster.offsets_since([tp], number)[tp] for number in (0, 10**15, 10**16, 2**63 - 1)] == [0, 1, 2, None]
     assert cluster.offsets_since([], 0) == {}

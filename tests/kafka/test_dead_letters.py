@@ -152,20 +152,6 @@ def test_an_unreachable_broker_leaves_all_unconfirmed_after_one_time_out(
     assert results(deliveries) == [(False, "_MSG_TIMED_OUT", False)] * 5000
 
 
-def test_a_bounce_while_sending_loses_and_repeats_nothing(fragile: Broker) -> None:
-    source, dead = (f"{kind}-{uuid.uuid4().hex[:8]}" for kind in ("source", "dead"))
-    for name in (source, dead):
-        fragile.create_topic(name)
-    found = sources(fragile, source, *((b"%d" % i, b"v") for i in range(3000)))
-    with DeadLetters(config(fragile), dead, timeout=60) as dead_letters:
-        sending = dead_letters.send(Letter(record, REASON) for record in found)
-        deliveries = [next(sending) for _ in range(100)]
-        fragile.bounce()
-        deliveries += list(sending)
-    assert all(delivery.confirmed for delivery in deliveries)
-    assert [m.key() for m in messages(fragile, dead)] == [record.message.key() for record in found]
-
-
 def test_letters_are_taken_as_the_broker_keeps_up(broker: Broker, topic: MakeTopic) -> None:
     dead = topic()
     (found,) = sources(broker, topic(), (b"a", noise(500_000)))
@@ -173,7 +159,7 @@ def test_letters_are_taken_as_the_broker_keeps_up(broker: Broker, topic: MakeTop
 
     def letters() -> Iterator[Letter]:
         nonlocal taken
-        while taken < 300:
+        while taken < 120:
             taken += 1
             yield Letter(found, REASON)
 
@@ -181,4 +167,4 @@ def test_letters_are_taken_as_the_broker_keeps_up(broker: Broker, topic: MakeTop
         for given, delivery in enumerate(dead_letters.send(letters())):
             assert delivery.confirmed
             assert taken - given <= 80  # 32 MiB of half a megabyte, and a little
-    assert len(messages(broker, dead)) == taken == 300
+    assert len(messages(broker, dead)) == taken == 120

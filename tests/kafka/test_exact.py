@@ -2,14 +2,13 @@
 
 import random
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import pytest
 
-from ackline.errors import FatalError, TransientError
-from ackline.kafka import cluster, fetching
+from ackline.errors import FatalError
+from ackline.kafka import fetching
 from ackline.kafka.exact import ExactReader, Found, Gone, read_exactly
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
@@ -81,9 +80,9 @@ def test_every_wanted_offset_of_every_partition_is_answered_once_and_in_its_orde
 
 
 def test_scattered_offsets_cost_about_one_producer_batch_each(broker: Broker, reader: ExactReader, name: str) -> None:
-    count = 300_000
+    count = 100_000
     fill(broker, name, count, value=lambda i: b"%d" % i + b" " * 190)
-    wanted = sorted(random.Random(2).sample(range(count), 500))
+    wanted = sorted(random.Random(2).sample(range(count), 200))
     started = time.monotonic()
     results = reader.read({TopicPartition(name, 0): wanted})
     assert [result.offset for result in results if isinstance(result, Found)] == wanted
@@ -93,19 +92,13 @@ def test_scattered_offsets_cost_about_one_producer_batch_each(broker: Broker, re
 
 
 def test_a_long_close_stretch_is_read_through_not_sought(broker: Broker, reader: ExactReader, name: str) -> None:
-    count = 300_000
+    count = 120_000
     fill(broker, name, count)
-    for wanted in (range(100_000, 200_000), range(0, count, 20)):
+    for wanted in (range(40_000, 100_000), range(0, count, 20)):
         before, started = reader.delivered, time.monotonic()
         assert answers(reader.read({TopicPartition(name, 0): wanted})) == values(wanted)
         assert time.monotonic() - started < 60
         assert reader.delivered - before < (wanted[-1] - wanted[0]) + 50_000
-
-
-def test_stretches_of_both_kinds_keep_the_order(broker: Broker, name: str) -> None:
-    fill(broker, name, 250_000)
-    wanted = [3, 700, *range(20_000, 80_000), 90_000, 150_000, *range(160_000, 220_000, 3), 249_999]
-    assert read(broker, name, wanted) == values(wanted)
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
@@ -258,36 +251,3 @@ def test_a_reader_may_be_left_early_and_used_again(broker: Broker, reader: Exact
 def test_offsets_out_of_order_are_refused(broker: Broker, wanted: list[int]) -> None:
     with pytest.raises(ValueError, match="not ascending"):
         read(broker, "any", wanted)
-
-
-def test_a_broker_that_bounces_in_the_middle_changes_no_answer(fragile: Broker) -> None:
-    name = f"bounced-{uuid.uuid4().hex[:8]}"
-    fragile.create_topic(name, 2)
-    for partition in range(2):
-        fill(fragile, name, 100_000, partition)
-    sparse, dense = list(range(0, 100_000, 997)), list(range(0, 100_000, 2))
-    with ExactReader(config(fragile), "read_committed", timeout=60) as reader:
-        results = reader.read({TopicPartition(name, 0): sparse, TopicPartition(name, 1): dense})
-        found = [next(results) for _ in range(20)]
-        fragile.bounce()
-        found += list(results)
-    for partition, wanted in enumerate((sparse, dense)):
-        assert answers(r for r in found if r.topic_partition.partition == partition) == values(wanted)
-
-
-def test_a_broker_that_stays_down_ends_the_read_with_a_transient_error(
-    fragile: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster, "ADMIN_TIMEOUT", 1.0)
-    monkeypatch.setattr(cluster, "CONNECT_TIMEOUT", 1.0)
-    name = f"down-{uuid.uuid4().hex[:8]}"
-    fragile.create_topic(name)
-    fill(fragile, name, 50_000)
-    with ExactReader(config(fragile), "read_committed", timeout=2) as reader:
-        results = reader.read({TopicPartition(name, 0): [0, 20_000, 40_000]})
-        next(results)
-        fragile.kill()
-        with pytest.raises(TransientError, match=rf"{fragile.bootstrap}.*run this again"):
-            list(results)
-    fragile.start()
-    assert read(fragile, name, [20_000]) == values([20_000])

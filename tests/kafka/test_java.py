@@ -169,11 +169,6 @@ def test_files_are_replaced_by_their_text(tmp_path: Path) -> None:
     assert inlined == SASL_BROKER | {"ssl.ca.pem": PEM, "ssl.certificate.pem": PEM, "ssl.key.pem": KEY}
 
 
-def test_java_s_client_gets_the_same_certificates_from_the_text(tmp_path: Path) -> None:
-    config = {**named(tmp_path), "security.protocol": "ssl"}
-    assert java_properties(inlined_certificates(config)) == java_properties(config)
-
-
 def test_what_librdkafka_takes_as_a_file_or_finds_itself_stays(tmp_path: Path) -> None:
     config = SASL_BROKER | {"ssl.ca.location": "probe", "ssl.keystore.location": "/etc/client.p12"}
     assert inlined_certificates(config) == config

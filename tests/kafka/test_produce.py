@@ -69,15 +69,12 @@ def test_only_the_row_that_is_refused_for_itself_fails(scripted: ScriptedProduce
     assert scripted.batches == ([[b"a", b"b"]] if by_client else [[b"a", b"large", b"b"], [b"a"], [b"large"], [b"b"]])
 
 
-def test_a_row_that_fails_for_another_reason_is_an_error(scripted: ScriptedProducer) -> None:
-    scripted.answers = lambda batch: TIMED_OUT if b"b" in batch else None
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_row_that_fails_for_another_reason_is_an_error(scripted: ScriptedProducer, alone: bool) -> None:
+    """At once, or when it is sent alone."""
+    in_batch = TOO_LARGE if alone else TIMED_OUT
+    scripted.answers = lambda batch: in_batch if len(batch) > 1 else TIMED_OUT
     with pytest.raises(TransientError, match="writing to the output topic out: _MSG_TIMED_OUT"):
-        sent(b"a", b"b")
-
-
-def test_a_row_that_fails_otherwise_when_it_is_sent_alone_is_an_error(scripted: ScriptedProducer) -> None:
-    scripted.answers = lambda batch: TOO_LARGE if len(batch) > 1 else TIMED_OUT
-    with pytest.raises(TransientError):
         sent(b"a", b"b")
 
 

@@ -162,35 +162,30 @@ def test_a_registry_that_answers_too_late_is_a_transient_error(stub: StubRegistr
         Registry({"url": stub.url, "max.retries": 0, "timeout": 0.1}).decoder("avro", "value")(avro, RECORD)
 
 
-def test_a_schema_that_refers_to_an_unreachable_address_is_a_transient_error(
-    stub: StubRegistry, registry: Registry, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("8.8.8.8", r"host 8\.8\.8\.8, ConnectError"), ("schemas.example", r"host schemas\.example, gaierror")],
+)
+def test_a_schema_that_refers_to_a_host_that_does_not_answer_or_resolve_is_a_transient_error(
+    stub: StubRegistry, registry: Registry, monkeypatch: pytest.MonkeyPatch, host: str, reason: str
 ) -> None:
+    """Confluent's client fetches such a schema itself, and from public addresses only."""
+    resolve = socket.getaddrinfo
+
+    def answer(name: str, *others: Any, **named: Any) -> Any:
+        if name == "schemas.example":
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return resolve(name, *others, **named)
+
     def refuse(url: str, **_: object) -> None:
         raise httpx2.ConnectError(f"no way to {url}")
 
-    # Confluent's client fetches such a schema itself, and from public addresses only.
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
     monkeypatch.setattr(httpx2, "get", refuse)
     framed = stub.json_schema(DOCUMENT, {"id": 7})
-    stub.schemas[0]["schema"] = json.dumps({**DOCUMENT, "properties": {"id": {"$ref": "http://8.8.8.8/id.json"}}})
-    with pytest.raises(TransientError, match=r"can't be reached \(host 8\.8\.8\.8, ConnectError\)"):
-        registry.decoder("json_schema", "value")(framed, RECORD)
-
-
-def test_a_schema_that_refers_to_a_host_that_does_not_resolve_is_a_transient_error(
-    stub: StubRegistry, registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    resolve = socket.getaddrinfo
-
-    def answer(host: str, *others: Any, **named: Any) -> Any:
-        if host == "schemas.example":
-            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-        return resolve(host, *others, **named)
-
-    monkeypatch.setattr(socket, "getaddrinfo", answer)
-    framed = stub.json_schema(DOCUMENT, {"id": 7})
-    reference = {"$ref": "http://me:hunter2@schemas.example/id.json"}
+    reference = {"$ref": f"http://me:hunter2@{host}/id.json"}
     stub.schemas[0]["schema"] = json.dumps({**DOCUMENT, "properties": {"id": reference}})
-    with pytest.raises(TransientError, match=r"can't be reached \(host schemas\.example, gaierror\)") as raised:
+    with pytest.raises(TransientError, match=reason) as raised:
         registry.decoder("json_schema", "value")(framed, RECORD)
     assert "hunter2" not in str(raised.value)
 

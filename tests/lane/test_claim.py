@@ -10,7 +10,7 @@ from ackline.lane import claim
 from ackline.ledger.offsets import ValuedRange
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
-from ackline.outputs.turn import publish_settled
+from ackline.outputs.publish import publish_settled
 from tests.support.actor import Actor
 from tests.support.memory import BEFORE
 from tests.support.memory_lane import AT_MOST_ONCE, GROUP, OK, TP, TP1, MemoryLane
@@ -97,12 +97,18 @@ def test_s50_of_a_started_turn_what_was_not_reported_is_lost_although_its_job_ca
     assert (lane.ranges(Outcome.LOST), lane.calls(), lane.committed()) == ([(0, 1)], [], 1)
 
 
-def test_s50_a_claimed_range_that_retention_has_deleted_is_lost_and_not_void() -> None:
+@pytest.mark.parametrize("gone", [2, 3], ids=["in part", "whole"])
+def test_s50_a_claimed_range_that_retention_has_deleted_is_lost_whole_and_not_void(gone: int) -> None:
+    """None of its records is handed out, and none is expired: the claim has moved the group over them."""
     lane = once(OK, OK, OK)
     claim.claim(lane.adapters(), lane.plan(), lane.newest(), publish_settled)
-    lane.log().expire(3)
+    lane.log().expire(gone)
     lane.run()
     assert (lane.newest().kind, lane.ranges(Outcome.LOST), lane.calls()) == (TurnKind.RUN, [(0, 3)], [])
+    assert (len(lane.effective_rows()), lane.committed()) == (1, 3)
+    lane.produce(OK)
+    lane.run()
+    assert lane.offsets() == [3]
 
 
 @pytest.mark.parametrize("winner", ["the driver that claims", "the driver that finds the range gone"])

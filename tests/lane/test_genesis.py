@@ -26,7 +26,6 @@ def lane_of_four(start: str = "latest", topics: tuple[str, ...] = (TP.topic,), *
     [("earliest", 1, 1), ("latest", 6, 6), ("uncommitted_earliest", 1, 3), ("uncommitted_latest", 6, 3)],
 )
 def test_s30_where_a_lane_starts_to_the_offset(start: str, without_commit: int, with_foreign: int) -> None:
-    """Without a commit, and with a foreign one."""
     for commit, first in ((None, without_commit), ((3, OF_ANOTHER_PIPELINE), with_foreign), ((3, ""), with_foreign)):
         lane = MemoryLane(*[OK] * 6, start=start)
         lane.log().expire(1)
@@ -139,9 +138,6 @@ def test_s32_a_new_partition_of_a_known_topic_is_read_from_its_log_start_whateve
     lane.move_group(TP1, 3, metadata)
     lane.run()
     assert lane.offsets(TP1) == [0, 1, 2, 3]
-
-
-# ---- open transactions --------------------------------------------------------------------------------------------
 
 
 def lane_with_open_transaction(start: str, **settings: Any) -> MemoryLane:

@@ -11,7 +11,7 @@ import pytest
 from ackline.errors import ConfigError
 from ackline.lane.listeners import ListenerThread, load_listener
 from ackline.listener import Listener
-from tests.support.memory import BEFORE, GroupCommit, TableCommit
+from tests.support.memory import BEFORE
 from tests.support.memory_lane import DEAD, FAILS_ONCE, GROUP, OK, TP, MemoryLane
 
 EVENTS = [name.removeprefix("on_") for name in vars(Listener) if name.startswith("on_")]
@@ -58,7 +58,6 @@ def test_a_listener_gets_each_event_in_order(lane: MemoryLane) -> None:
 
 
 def test_what_an_event_reports_is_durable(lane: MemoryLane) -> None:
-    """Another process finds it at that moment."""
     events: set[str] = set()
     errors: list[BaseException] = []
 
@@ -194,22 +193,6 @@ def test_a_lane_without_a_topic_has_no_event(lane: MemoryLane) -> None:
     lane.world.delete_topic("orders")
     lane.run(lane.adapters(listener=thread_of(lambda event, _: events.append(event))))
     assert events == []
-
-
-def test_an_event_follows_the_write_that_it_is_about() -> None:
-    lane = MemoryLane(OK, FAILS_ONCE, DEAD)
-    events: list[tuple[str, str]] = []
-
-    def heard(event: str, _details: tuple[Any, ...]) -> None:
-        last = next(write for write in reversed(lane.world.history) if isinstance(write, TableCommit | GroupCommit))
-        written = last.application.rsplit("/", 1)[-1] if isinstance(last, TableCommit) else "commit"
-        events.append((event, written))
-
-    lane.run(lane.adapters(listener=thread_of(heard)))
-    assert events == [
-        ("partitions_changed", "settlement"), ("planned", "plan"), ("handled", "outcomes"),
-        *((event, "settlement") for event in ("acked", "retry", "dead")), ("committed", "commit"),
-    ]  # fmt: skip
 
 
 def test_a_process_that_loses_a_settlement_to_another_passes_no_event_of_it() -> None:

@@ -9,7 +9,7 @@ from ackline.errors import ConfigError, TopicChanged
 from ackline.lane import claim
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
-from ackline.outputs.turn import publish_settled
+from ackline.outputs.publish import publish_settled
 from tests.support.memory_lane import AT_MOST_ONCE, FAILS, FAILS_ONCE, OK, TP, TP1, MemoryLane
 
 

@@ -24,17 +24,13 @@ def test_guarantee_and_isolation_may_change_while_nothing_is_pending(change: dic
     assert (lane.committed(), lane.calls()) == (2, [(0, 1), (1, 1)])
 
 
-@pytest.mark.parametrize("turn", ["run", "pause"])
-def test_the_guarantee_does_not_change_while_records_are_pending_but_by_a_reset(turn: str) -> None:
-    """An action is refused too: its plan's settings would pass for those under which the record was planned."""
+def test_no_action_is_planned_under_a_guarantee_that_was_changed_while_records_are_pending() -> None:
+    """Its plan's settings would pass for those under which the record was planned."""
     lane = MemoryLane(FAILS, retry={"initial_delay": "1h"}).after_run()
     lane.settings["guarantee"] = AT_MOST_ONCE
     with pytest.raises(ConfigError, match=r"guarantee was changed.* while records are pending"):
-        lane.run() if turn == "run" else lane.perform(TurnKind.PAUSE)
+        lane.perform(TurnKind.PAUSE)
     assert (lane.newest().turn.n, lane.calls()) == (1, [(0, 1)])
-    lane.perform(TurnKind.RESET)
-    lane.run()
-    assert lane.floor() == 1
 
 
 def test_changed_steps_are_refused_while_a_turn_is_open_and_other_handlers_are_not() -> None:
@@ -57,6 +53,14 @@ def test_an_error_that_a_changed_file_can_not_mend_names_the_way_out() -> None:
     lane.settings["outputs"] = None
     with pytest.raises(ConfigError, match=r"out of .* does not exist.* by the settings of its plan.*ackline void"):
         lane.replay()
+
+
+def test_an_open_turn_of_a_backfill_whose_settings_can_not_be_read_names_the_way_out_with_its_lane() -> None:
+    lane = MemoryLane(OK)
+    plan = lane.plan()
+    plan = replace(plan, turn=plan.turn._replace(lane="backfill-b"), settings={**plan.settings, "retry": 1})
+    with pytest.raises(ConfigError, match=r"that planned it\. .*`ackline void lane --lane backfill-b --reason …`"):
+        lane.adapters().of_turn(plan)
 
 
 def test_outputs_that_are_added_to_the_file_under_an_open_turn_wait_for_the_next_turn() -> None:

@@ -61,6 +61,15 @@ def test_a_turn_is_spans_of_its_steps_with_the_turn_and_counts(
     assert spans["ackline.commit"] == {**turn, "committed": 2}
 
 
+def test_the_span_of_a_replay_has_the_code_that_it_hands_records_to(
+    lane: MemoryLane, exporter: InMemorySpanExporter
+) -> None:
+    lane.world.code = "bundle shop 3f2a"
+    lane.run()
+    spans = {found.name: held(found) for found in exporter.get_finished_spans()}
+    assert spans["ackline.replay"]["code"] == "bundle shop 3f2a"
+
+
 def test_the_parts_of_replay_are_children_of_its_span(lane: MemoryLane, exporter: InMemorySpanExporter) -> None:
     lane.run()
     spans = {found.name: found for found in exporter.get_finished_spans()}

@@ -9,6 +9,7 @@ from ackline.errors import AcklineError, ConfigError, TooManyFailures
 from ackline.lane.turn_metrics import outcome_rows_are_off
 from ackline.ledger.metrics import TOTALS, TurnReport
 from ackline.ledger.outcomes import Outcome
+from ackline.ledger.states import Signals
 from ackline.ledger.turns import TurnKind
 from ackline.steps import run
 from tests.support.memory_adapters import no_session
@@ -45,9 +46,12 @@ def test_a_reset_begins_at_0_and_a_void_turn_adds_nothing() -> None:
     lane.settings["breaker"] = {"failure_ratio": 0.5, "min_records": 1}
     lane.run_fails(TooManyFailures)
     assert lane.settled().totals == before.totals == ZERO | {"acked": 2}
+    assert (lane.metrics()["log_end"], lane.metrics()["lag"]) == (3, 1), "I20: the plan of the void turn saw a record"
     lane.settings.clear()
     lane.perform(TurnKind.RESET, {TP: 0})
-    assert (lane.settled().totals, lane.settled().metrics) == (None, None)
+    started = lane.settled().metrics or {}
+    assert lane.settled().totals is None
+    assert started == {"log_start": 0, "log_end": 3, "lag": 3, "floor_since": started["floor_since"]}
     lane.run()
     assert lane.settled().totals == ZERO | {"acked": 2, "failed": 1}
 
@@ -81,9 +85,6 @@ def test_the_report_of_the_tasks_is_stored_with_the_turn_also_where_rows_are_kep
     assert not outcome_rows_are_off(lane.adapters().store)
 
 
-# ---- without rows -------------------------------------------------------------------------------------------------
-
-
 def lane_without_rows(*values: bytes, guarantee: str = NO_GUARANTEE, **settings: Any) -> MemoryLane:
     return MemoryLane(*values, guarantee=guarantee, record_outcomes=False, dead_letter="none", **settings)
 
@@ -100,6 +101,7 @@ def test_a_run_without_rows_goes_on_past_gaps_until_it_meets_a_record() -> None:
     run.replay_until_records(lane.adapters(), no_session)
     lane.settle()
     assert (lane.settled().counts, lane.settled().gaps) == ({"dropped": 1}, 2)
+    assert Signals.of(lane.settled().metrics).failing_share == 1.0, "the report counts what has no row"
     assert lane.settled().totals == ZERO | {"acked": 1, "dropped": 1}
     assert not any(lane.world.tables.outcomes.values())
     assert outcome_rows_are_off(lane.adapters().store)

@@ -1,7 +1,4 @@
-"""The account of a backfill: each offset that was asked for is counted once.
-
-The comparison of two lanes, against dictionaries of offsets.
-"""
+"""The account of a backfill counts each chosen offset once, and two lanes are compared offset by offset."""
 
 from collections import Counter
 from datetime import timedelta

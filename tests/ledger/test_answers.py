@@ -20,7 +20,7 @@ from ackline.ledger.answers import (
 )
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import AnswerKind
-from ackline.ledger.turns import AckPosition, AnswerReport, TurnId
+from ackline.ledger.turns import TurnId
 
 KEY, OTHER = b"a key of the tests", b"another key of them"
 TURN = TurnId("shop", "live", 1, 7)
@@ -83,15 +83,12 @@ def test_a_record_has_a_token_during_a_run_and_names_what_is_missing_otherwise()
         _ = record.token
 
 
-@pytest.mark.parametrize(
-    ("extra", "keys"),
-    [
-        (["a" * 16, "b" * 20], (b"a" * 16, b"b" * 20)),
-        ("a" * 16, (b"a" * 16,)),
-        ('["new", "old"]', (b"new", b"old")),
-        ("[no JSON", (b"[no JSON",)),
-    ],
-)
+@pytest.mark.parametrize(("extra", "keys"), [
+    (["a" * 16, "b" * 20], (b"a" * 16, b"b" * 20)),
+    ("a" * 16, (b"a" * 16,)),
+    ('["new", "old"]', (b"new", b"old")),
+    ("[no JSON", (b"[no JSON",)),
+])  # fmt: skip
 def test_the_keys_are_a_list_of_texts_or_its_json_or_one_text(extra: object, keys: tuple[bytes, ...]) -> None:
     assert token_keys_of({TOKEN_KEYS: extra}, "shop") == keys
 
@@ -111,22 +108,17 @@ def test_a_short_key_works_and_is_a_warning_without_the_key() -> None:
     assert "hunter2" not in warning
 
 
-@pytest.mark.parametrize(
-    ("value", "answer"),
-    [
-        (b"ack", Answer(AnswerKind.ACK)), (b" ack\n", Answer(AnswerKind.ACK)), (b"fail", Answer(AnswerKind.FAIL)),
-        (b"fail  too late ", Answer(AnswerKind.FAIL, "too late")),
-        (b"renew 1h30m", Answer(AnswerKind.RENEW, "", timedelta(minutes=90))), ("ack", Answer(AnswerKind.ACK)),
-        (b"ack now", None), (b"ACK", None), (b"", None), (None, None), (b"renew", None), (b"renew 0s", None),
-        (b"renew 5", None), (b"\xff", None), (b"timeout", None), (b"renew 99999999999d", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("value", "answer"), [
+    (b"ack", Answer(AnswerKind.ACK)), (b" ack\n", Answer(AnswerKind.ACK)), (b"fail", Answer(AnswerKind.FAIL)),
+    (b"fail  too late ", Answer(AnswerKind.FAIL, "too late")),
+    (b"renew 1h30m", Answer(AnswerKind.RENEW, "", timedelta(minutes=90))), ("ack", Answer(AnswerKind.ACK)),
+    (b"ack now", None), (b"ACK", None), (b"", None), (None, None), (b"renew", None), (b"renew 0s", None),
+    (b"renew 5", None), (b"\xff", None), (b"timeout", None), (b"renew 99999999999d", None),
+])  # fmt: skip
 def test_the_value_of_an_answer_is_ack_fail_or_renew(value: bytes | str | None, answer: Answer | None) -> None:
     assert parse_answer(value) == answer
 
 
-def test_a_report_is_the_same_after_it_was_stored_and_reads_in_words() -> None:
-    report = AnswerReport(AckPosition("acks", "id", {0: 5, 11: 0}), {"timed_out": 1, "stale": 1200}, ("lost",))
-    assert AnswerReport.decode(report.encode()) == report
-    assert AnswerReport.decode(None) is None
-    assert (counts_text(report.counts), counts_text({})) == ("1 timed out; ignored: 1,200 stale", "")
+def test_the_counts_of_answers_read_in_words() -> None:
+    assert counts_text({"timed_out": 1, "stale": 1200}) == "1 timed out; ignored: 1,200 stale"
+    assert counts_text({}) == ""

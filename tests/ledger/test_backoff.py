@@ -16,15 +16,12 @@ def s(seconds: float) -> timedelta:
     return timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize(
-    ("policy", "delays"),
-    [
-        (RetryPolicy(initial_delay=s(1), period=s(4), max_delay=timedelta(days=1)), [1, 8, 16, 32]),
-        (RetryPolicy(initial_delay=s(500), period=s(1), max_delay=s(2)), [2, 2]),
-        (RetryPolicy(initial_delay=s(0.1), period=s(0.1), max_delay=s(2)), [0.1, 0.2, 0.4, 0.8, 1.6, 2, 2]),
-    ],
-    ids=["a period of 4 s doubles from the second attempt on", "the cap holds for the initial delay", "S12: 100 ms"],
-)
+@pytest.mark.parametrize(("policy", "delays"), [
+    (RetryPolicy(initial_delay=s(1), period=s(4), max_delay=timedelta(days=1)), [1, 8, 16, 32]),
+    (RetryPolicy(initial_delay=s(500), period=s(1), max_delay=s(2)), [2, 2]),
+    (RetryPolicy(initial_delay=s(0.1), period=s(0.1), max_delay=s(2)), [0.1, 0.2, 0.4, 0.8, 1.6, 2, 2]),
+], ids=["a period of 4 s doubles from the second attempt on", "the cap holds for the initial delay",
+        "S12: 100 ms"])  # fmt: skip
 def test_s11_s12_delays_double_from_the_second_attempt_on_and_none_exceeds_max_delay(
     policy: RetryPolicy, delays: list[float]
 ) -> None:

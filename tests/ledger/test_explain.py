@@ -13,8 +13,8 @@ from ackline.ledger.explain import (
     PartitionEvidence,
     StepStory,
     attempt_sentence,
-    decode,
-    encode,
+    decode_story,
+    encode_story,
     explain_partition,
     held_by,
     pending_at,
@@ -32,26 +32,14 @@ IDLE = PartitionEvidence(TopicPartition("orders", 3), 41, None, 10, 41, None, NO
 RETRY = HeldBy(41, PendingKind.RETRY, 2, NOON + 4 * MINUTE, "HTTPError")
 
 
-@pytest.mark.parametrize(
-    ("held", "sentence"),
-    [
-        (
-            RETRY,
-            "offset 41 failed 2 times with HTTPError and waits for attempt 3, due at 2026-03-01 12:04:00 UTC (in 4 ",
-        ),
-        (
-            replace(RETRY, due=NOON - 5 * MINUTE),
-            "due since 2026-03-01 11:55:00 UTC (5 minutes ago): the next run makes",
-        ),
-        (replace(RETRY, due=NOON), "due since 2026-03-01 12:00:00 UTC"),
-        (replace(RETRY, attempts=0, due=None), "offset 41 waits for its first attempt, which the next run makes."),
-        (HeldBy(41, PendingKind.DEAD_LETTER, 4, None, "HTTPError"), "no attempt left after 4 attempts with HTTPError"),
-        (
-            HeldBy(41, PendingKind.IN_FLIGHT, 1, NOON, None),
-            "offset 41 is in flight and waits for its answer until 2026",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("held", "sentence"), [
+    (RETRY, "offset 41 failed 2 times with HTTPError and waits for attempt 3, due at 2026-03-01 12:04:00 UTC (in 4 "),
+    (replace(RETRY, due=NOON - 5 * MINUTE), "due since 2026-03-01 11:55:00 UTC (5 minutes ago): the next run makes"),
+    (replace(RETRY, due=NOON), "due since 2026-03-01 12:00:00 UTC"),
+    (replace(RETRY, attempts=0, due=None), "offset 41 waits for its first attempt, which the next run makes."),
+    (HeldBy(41, PendingKind.DEAD_LETTER, 4, None, "HTTPError"), "no attempt left after 4 attempts with HTTPError"),
+    (HeldBy(41, PendingKind.IN_FLIGHT, 1, NOON, None), "offset 41 is in flight and waits for its answer until 2026"),
+])  # fmt: skip
 def test_the_sentence_names_the_record_that_holds_the_floor_and_what_it_waits_for(held: HeldBy, sentence: str) -> None:
     explained = explain_partition(replace(IDLE, held_by=held, log_end=100))
     assert explained.sentence.startswith("The floor of orders[3] is 41, because offset 41 ")
@@ -59,33 +47,24 @@ def test_the_sentence_names_the_record_that_holds_the_floor_and_what_it_waits_fo
     assert explained.held_by == held
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({}, "Every record of orders[3] below its log end 41 is settled; nothing holds the floor."),
-        ({"log_end": 90}, "Nothing is pending in orders[3]; its floor is 41, and [41, 90) is not read yet."),
-        ({"log_end": None, "log_start": None}, "The end of its log is not known."),
-        ({"log_end": 90, "why": "paused"}, "Runs do not read the partition: paused."),
-    ],
-)
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({}, "Every record of orders[3] below its log end 41 is settled; nothing holds the floor."),
+    ({"log_end": 90}, "Nothing is pending in orders[3]; its floor is 41, and [41, 90) is not read yet."),
+    ({"log_end": None, "log_start": None}, "The end of its log is not known."),
+    ({"log_end": 90, "why": "paused"}, "Runs do not read the partition: paused."),
+])  # fmt: skip
 def test_without_a_pending_record_the_sentence_names_what_is_left_to_read(
     changes: dict[str, object], sentence: str
 ) -> None:
     assert sentence in explain_partition(replace(IDLE, **changes)).sentence  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"next_expiry": NOON + 50 * MINUTE},
-            "Retention may take offset 41 from 2026-03-01 12:50:00 UTC (in 50 minutes)",
-        ),
-        ({"next_expiry": NOON - MINUTE}, "Retention may take offset 41 at any moment"),
-        ({}, "no time is known at which retention takes offset 41"),
-        ({"log_start": 60}, "The log starts at 60: the next run settles what is gone below it as expired."),
-    ],
-)
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"next_expiry": NOON + 50 * MINUTE}, "Retention may take offset 41 from 2026-03-01 12:50:00 UTC (in 50 minutes)"),
+    ({"next_expiry": NOON - MINUTE}, "Retention may take offset 41 at any moment"),
+    ({}, "no time is known at which retention takes offset 41"),
+    ({"log_start": 60}, "The log starts at 60: the next run settles what is gone below it as expired."),
+])  # fmt: skip
 def test_the_sentence_names_what_retention_takes_next(changes: dict[str, object], sentence: str) -> None:
     explained = explain_partition(replace(IDLE, log_end=90, **changes))  # type: ignore[arg-type]
     assert sentence in explained.sentence
@@ -115,10 +94,10 @@ STORY = {"price": StepStory(3, 1, 1), "total": StepStory(2, 0, 0)}
 
 
 def test_only_the_steps_that_a_tuple_has_reached_are_stored() -> None:
-    text = encode([*STORY.items(), ("never", StepStory(0, 0, 0))])
+    text = encode_story([*STORY.items(), ("never", StepStory(0, 0, 0))])
     assert text == '{"price":{"acked":3,"failed":1,"missing":1},"total":{"acked":2,"failed":0,"missing":0}}'
-    assert decode(text) == STORY
-    assert story_json(decode(text)) == {
+    assert decode_story(text) == STORY
+    assert story_json(decode_story(text)) == {
         "price": {"acked": 3, "failed": 1, "missing": 1},
         "total": {"acked": 2, "failed": 0, "missing": 0},
     }
@@ -126,21 +105,18 @@ def test_only_the_steps_that_a_tuple_has_reached_are_stored() -> None:
 
 @pytest.mark.parametrize("text", [None, "", "[]", "no json", '{"price": 3}', '{"price": {"acked": 1}}'])
 def test_a_row_without_a_story_has_none(text: str | None) -> None:
-    assert decode(text) is None
-    assert story_json(decode(text)) is None
+    assert decode_story(text) is None
+    assert story_json(decode_story(text)) is None
 
 
-@pytest.mark.parametrize(
-    ("step", "text"),
-    [
-        (StepStory(3, 1, 1), "of its 5 tuples at price 3 were acked, 1 failed, 1 is missing"),
-        (StepStory(1, 0, 2), "of its 3 tuples at price 1 was acked, 2 are missing"),
-        (StepStory(4, 0, 0), "all of its 4 tuples at price were acked"),
-        (StepStory(1, 0, 0), "its tuple at price was acked"),
-        (StepStory(0, 1, 0), "its tuple at price failed"),
-        (StepStory(0, 0, 1), "its tuple at price is missing"),
-    ],
-)
+@pytest.mark.parametrize(("step", "text"), [
+    (StepStory(3, 1, 1), "of its 5 tuples at price 3 were acked, 1 failed, 1 is missing"),
+    (StepStory(1, 0, 2), "of its 3 tuples at price 1 was acked, 2 are missing"),
+    (StepStory(4, 0, 0), "all of its 4 tuples at price were acked"),
+    (StepStory(1, 0, 0), "its tuple at price was acked"),
+    (StepStory(0, 1, 0), "its tuple at price failed"),
+    (StepStory(0, 0, 1), "its tuple at price is missing"),
+])  # fmt: skip
 def test_the_tuples_of_a_step_are_one_clause(step: StepStory, text: str) -> None:
     assert story_text({"price": step}) == text
 
@@ -152,36 +128,33 @@ def event(outcome: Outcome, **more: Any) -> Event:
                  values["tree"])  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("happened", "sentence"),
-    [
-        (
-            event(
-                Outcome.FAILED, error_class="HTTPError", error_message="step price: 503; 3 siblings acked", tree=STORY
-            ),
-            "Attempt 1 failed in step price: HTTPError; of its 5 tuples at price 3 were acked, 1 failed, 1 is missing; "
-            "all of its 2 tuples at total were acked.",
+@pytest.mark.parametrize(("happened", "sentence"), [
+    (
+        event(
+            Outcome.FAILED, error_class="HTTPError", error_message="step price: 503; 3 siblings acked", tree=STORY
         ),
-        (event(Outcome.FAILED, error_class="KeyError"), "Attempt 1 failed in step source: KeyError."),
-        (
-            event(Outcome.FAILED, error_class="UnknownStream", error_message="step source: x", tree={}),
-            "Attempt 1 failed in step source: UnknownStream; no step got a tuple of it.",
-        ),
-        (event(Outcome.ACKED, attempt=2), "Attempt 2 was acked: all of its tuples were."),
-        (
-            event(Outcome.ACKED, tree={"price": StepStory(3, 0, 0), "total": StepStory(1, 0, 0)}),
-            "Attempt 1 was acked; all of its 3 tuples at price were acked; its tuple at total was acked.",
-        ),
-        (event(Outcome.FAILED, error_class="AckTimeout"), "Attempt 1 failed: AckTimeout."),
-        (event(Outcome.IN_FLIGHT), "Attempt 1 is in flight."),
-        (
-            event(Outcome.IN_FLIGHT, error_class="Skip", error_message="step price: unwanted", tree=STORY),
-            "Attempt 1 is in flight, and was skipped in step price: Skip; of its 5 tuples at price 3 were acked, 1 "
-            "failed, 1 is missing; all of its 2 tuples at total were acked.",
-        ),
-        (event(Outcome.SKIPPED, error_class="Skip", error_message=SKIPPED_IN_TREE), "Attempt 1 was skipped: Skip."),
-        (event(Outcome.DEAD, attempt=0, error_class="HTTPError"), ""),
-    ],
-)
+        "Attempt 1 failed in step price: HTTPError; of its 5 tuples at price 3 were acked, 1 failed, 1 is missing; "
+        "all of its 2 tuples at total were acked.",
+    ),
+    (event(Outcome.FAILED, error_class="KeyError"), "Attempt 1 failed in step source: KeyError."),
+    (
+        event(Outcome.FAILED, error_class="UnknownStream", error_message="step source: x", tree={}),
+        "Attempt 1 failed in step source: UnknownStream; no step got a tuple of it.",
+    ),
+    (event(Outcome.ACKED, attempt=2), "Attempt 2 was acked: all of its tuples were."),
+    (
+        event(Outcome.ACKED, tree={"price": StepStory(3, 0, 0), "total": StepStory(1, 0, 0)}),
+        "Attempt 1 was acked; all of its 3 tuples at price were acked; its tuple at total was acked.",
+    ),
+    (event(Outcome.FAILED, error_class="AckTimeout"), "Attempt 1 failed: AckTimeout."),
+    (event(Outcome.IN_FLIGHT), "Attempt 1 is in flight."),
+    (
+        event(Outcome.IN_FLIGHT, error_class="Skip", error_message="step price: unwanted", tree=STORY),
+        "Attempt 1 is in flight, and was skipped in step price: Skip; of its 5 tuples at price 3 were acked, 1 "
+        "failed, 1 is missing; all of its 2 tuples at total were acked.",
+    ),
+    (event(Outcome.SKIPPED, error_class="Skip", error_message=SKIPPED_IN_TREE), "Attempt 1 was skipped: Skip."),
+    (event(Outcome.DEAD, attempt=0, error_class="HTTPError"), ""),
+])  # fmt: skip
 def test_an_attempt_is_one_sentence(happened: Event, sentence: str) -> None:
     assert attempt_sentence(happened) == sentence

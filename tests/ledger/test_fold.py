@@ -208,20 +208,16 @@ def test_a_decision_of_a_range_settles_the_pending_and_fresh_offsets_in_it_and_n
     assert state == PartitionState(20, (retry(2, 5), ValuedRange(15, 16, Pending(PendingKind.RETRY, 1, NOON, None))))
 
 
-@pytest.mark.parametrize(
-    ("rows", "reason"),
-    [
-        ([], "no outcome for the retry at offset 4"),
-        ([row(4, Outcome.ACKED, 1)], "offset 4 is of attempt 1, planned was 2"),
-        ([row(4, Outcome.ACKED, 3)], "offset 4 is of attempt 3, planned was 2"),
-        ([row(4, Outcome.ACKED, 2), row(10, Outcome.FAILED, 2)], "offset 10 is of attempt 2, planned was 1"),
-        ([row(4, Outcome.ACKED, 2), row(20, Outcome.ACKED)], "planned was None"),
-        ([row(4, Outcome.ACKED, 2), row(9, Outcome.FAILED)], "planned was None"),
-        ([row(4, Outcome.ACKED, 2), row(4, Outcome.FAILED, 2)], "two attempts at offset 4"),
-        ([row(4, Outcome.ACKED, 2), row(5, Outcome.FAILED, 0)], "the decision at offset 5 is failed"),
-    ],
-    ids=["no row", "older", "newer", "not fresh", "beyond", "below", "twice", "undecided"],
-)
+@pytest.mark.parametrize(("rows", "reason"), [
+    ([], "no outcome for the retry at offset 4"),
+    ([row(4, Outcome.ACKED, 1)], "offset 4 is of attempt 1, planned was 2"),
+    ([row(4, Outcome.ACKED, 3)], "offset 4 is of attempt 3, planned was 2"),
+    ([row(4, Outcome.ACKED, 2), row(10, Outcome.FAILED, 2)], "offset 10 is of attempt 2, planned was 1"),
+    ([row(4, Outcome.ACKED, 2), row(20, Outcome.ACKED)], "planned was None"),
+    ([row(4, Outcome.ACKED, 2), row(9, Outcome.FAILED)], "planned was None"),
+    ([row(4, Outcome.ACKED, 2), row(4, Outcome.FAILED, 2)], "two attempts at offset 4"),
+    ([row(4, Outcome.ACKED, 2), row(5, Outcome.FAILED, 0)], "the decision at offset 5 is failed"),
+], ids=["no row", "older", "newer", "not fresh", "beyond", "below", "twice", "undecided"])  # fmt: skip
 def test_s8_outcomes_that_do_not_fit_the_plan_are_an_error_of_the_turn(rows: list[OutcomeRow], reason: str) -> None:
     before = PartitionState(10, (retry(4, 5),))
     with pytest.raises(LedgerError, match=reason) as caught:
@@ -255,16 +251,12 @@ def test_overlapping_decisions_settle_exactly_the_offsets_that_they_cover(ends: 
     assert fold(before, OffsetRange(20, 20), (), decisions, AT_ONCE) == PartitionState(20, (retry(end, end + 1),))
 
 
-@pytest.mark.parametrize(
-    ("before", "fresh", "retries"),
-    [
-        (PartitionState(10), OffsetRange(10, 12), (ValuedRange(4, 5, 2),)),
-        (PartitionState(10, (retry(4, 5, attempts=2),)), OffsetRange(10, 12), (ValuedRange(4, 5, 2),)),
-        (PartitionState(10, (DEAD_LETTER,)), OffsetRange(10, 12), (ValuedRange(4, 5, 2),)),
-        (PartitionState(10), OffsetRange(8, 12), ()),
-    ],
-    ids=["of a settled offset", "of an attempt made", "of a dead letter", "fresh below complete_to"],
-)  # fmt: skip
+@pytest.mark.parametrize(("before", "fresh", "retries"), [
+    (PartitionState(10), OffsetRange(10, 12), (ValuedRange(4, 5, 2),)),
+    (PartitionState(10, (retry(4, 5, attempts=2),)), OffsetRange(10, 12), (ValuedRange(4, 5, 2),)),
+    (PartitionState(10, (DEAD_LETTER,)), OffsetRange(10, 12), (ValuedRange(4, 5, 2),)),
+    (PartitionState(10), OffsetRange(8, 12), ()),
+], ids=["of a settled offset", "of an attempt made", "of a dead letter", "fresh below complete_to"])  # fmt: skip
 def test_s7_a_turn_that_does_not_start_from_this_state_un_acks_nothing(
     before: PartitionState, fresh: OffsetRange, retries: tuple[ValuedRange[int], ...]
 ) -> None:
@@ -366,15 +358,12 @@ def test_a_skip_ends_an_attempt_in_flight_and_beats_an_answer_of_the_same_turn()
     assert fold(state, OffsetRange(2, 2), (), rows, MINUTE) == PartitionState(2)
 
 
-@pytest.mark.parametrize(
-    ("rows", "reason"),
-    [
-        ([answered(3, Outcome.ACKED, AnswerKind.ACK)], "attempt 1 was answered at offset 3, but is not in flight"),
-        ([answered(1, Outcome.ACKED, AnswerKind.ACK, 2)], "attempt 2 was answered at offset 1, but is not in flight"),
-        ([answered(0, Outcome.ACKED, AnswerKind.ACK)] * 2, "two answers at offset 0"),
-        ([answered(2, Outcome.ACKED, AnswerKind.ACK)], "attempt 1 was answered at offset 2, but is not in flight"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "reason"), [
+    ([answered(3, Outcome.ACKED, AnswerKind.ACK)], "attempt 1 was answered at offset 3, but is not in flight"),
+    ([answered(1, Outcome.ACKED, AnswerKind.ACK, 2)], "attempt 2 was answered at offset 1, but is not in flight"),
+    ([answered(0, Outcome.ACKED, AnswerKind.ACK)] * 2, "two answers at offset 0"),
+    ([answered(2, Outcome.ACKED, AnswerKind.ACK)], "attempt 1 was answered at offset 2, but is not in flight"),
+])  # fmt: skip
 def test_i4_an_answer_that_ends_nothing_is_an_error_of_the_turn(rows: list[OutcomeRow], reason: str) -> None:
     pending = (ValuedRange(0, 2, Pending(PendingKind.IN_FLIGHT, 1, None, None)), retry(2, 3))
     with pytest.raises(LedgerError, match=reason):

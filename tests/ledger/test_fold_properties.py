@@ -1,6 +1,4 @@
-"""The fold as properties: for any turn it gives what the naive ledger gives, offset by offset.
-
-Many turns of a lane under faults, compared after each turn with the naive ledger.
+"""Any turn, and many turns of a lane under faults, give what the naive ledger gives, offset by offset.
 
 The faults: gaps, a log that grows and expires, handlers that fail, dead letters that are not acknowledged, and a clock
 that stands still or jumps. Then the faults stop, and the floor must reach the end of the log (I12).

@@ -1,7 +1,4 @@
-"""The metrics and totals of a turn, and the report of its tasks.
-
-The figures of steps: sums over turns, means in milliseconds, and what the tables hold.
-"""
+"""The metrics and totals of a turn, the report of its tasks, and the figures of steps."""
 
 import json
 from datetime import timedelta
@@ -82,15 +79,10 @@ def test_only_the_wait_for_the_source_is_timed_and_not_the_work_on_an_item() -> 
     assert FetchTimes(1, 2.0, 2.0) + FetchTimes(2, 3.0, 1.0) == FetchTimes(3, 5.0, 2.0)
 
 
-@pytest.mark.parametrize(
-    "report",
-    [
-        TurnReport(),
-        TurnReport(
-            {TP: {"acked": 5, "dropped": 1}, TWO: {}}, {TP: FetchTimes(3, 0.25, 0.125), TWO: FetchTimes()}, False
-        ),
-    ],
-)
+@pytest.mark.parametrize("report", [
+    TurnReport(),
+    TurnReport({TP: {"acked": 5, "dropped": 1}, TWO: {}}, {TP: FetchTimes(3, 0.25, 0.125), TWO: FetchTimes()}, False),
+])  # fmt: skip
 def test_a_report_is_read_back_as_it_was_stored(report: TurnReport) -> None:
     assert TurnReport.decode(report.encode()) == report
 

@@ -48,16 +48,12 @@ def test_pending_runs_keep_each_value_in_the_fewest_ranges(ranges: Valued) -> No
     assert pending.joined() == pending
 
 
-@pytest.mark.parametrize(
-    "ranges",
-    [
-        [ValuedRange(0, 5, 1), ValuedRange(4, 6, 2)],
-        [ValuedRange(0, 5, 1), ValuedRange(4, 6, 1)],
-        [ValuedRange(3, 5, 1), ValuedRange(0, 2, 1)],
-        [ValuedRange(0, 5, 1), ValuedRange(0, 5, 1)],
-    ],
-    ids=["overlap", "overlap of equals", "not sorted", "the same twice"],
-)
+@pytest.mark.parametrize("ranges", [
+    [ValuedRange(0, 5, 1), ValuedRange(4, 6, 2)],
+    [ValuedRange(0, 5, 1), ValuedRange(4, 6, 1)],
+    [ValuedRange(3, 5, 1), ValuedRange(0, 2, 1)],
+    [ValuedRange(0, 5, 1), ValuedRange(0, 5, 1)],
+], ids=["overlap", "overlap of equals", "not sorted", "the same twice"])  # fmt: skip
 def test_pending_runs_that_are_not_sorted_and_disjoint_are_refused(ranges: Valued) -> None:
     with pytest.raises(ValueError, match="overlap at offset"):
         runs(ranges)
@@ -163,16 +159,6 @@ def test_the_next_range_begins_at_the_first_chosen_offset_and_passes_none_over(
     assert not [offset for offset in left if offset < found.start]
     assert set(range(found.start, found.end)) <= {offset for offset in left if offset < end}
     assert bool(found) == bool(left and left[0] < end)
-
-
-@given(RANGES, st.integers(1, 4))
-def test_range_after_range_the_lane_reads_each_chosen_offset_once(ranges: list[OffsetRange], portion: int) -> None:
-    chosen, complete_to, read = joined(ranges), 0, []
-    for _ in range(100):
-        found = next_range(chosen, complete_to, 31)
-        read += list(range(found.start, min(found.end, found.start + portion)))
-        complete_to = min(found.end, found.start + portion)
-    assert read == sorted(offsets_of(chosen))
 
 
 def test_a_lane_that_holds_every_offset_reads_up_to_the_log_end() -> None:

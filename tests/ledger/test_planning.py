@@ -127,33 +127,26 @@ def test_neither_a_dead_letter_nor_a_record_in_flight_reaches_the_handler() -> N
     assert plan({FIRST: view(9, 9, *pending)})[FIRST].retries == (ValuedRange(0, 1, 2),)
 
 
-@pytest.mark.parametrize(
-    ("partition", "why"),
-    [
-        (view(5, 5), planning.CAUGHT_UP),
-        (view(5, 5, failed(3, 4, due=1)), planning.WAITING),
-        (view(5, 9, failed(3, 4, due=1)), planning.WINDOW_FULL),
-        (PartitionView("id", PartitionState(5), None), planning.NO_LEADER),
-        (PartitionView("id", PartitionState(5, (failed(1, 2),)), None), planning.NO_LEADER),
-        (PartitionView("id", PartitionState(5), LogBounds(0, 9), subscribed=False), planning.PARKED),
-        (PartitionView("id", PartitionState(5), LogBounds(0, 2), subscribed=False), planning.PARKED),
-    ],
-)
+@pytest.mark.parametrize(("partition", "why"), [
+    (view(5, 5), planning.CAUGHT_UP),
+    (view(5, 5, failed(3, 4, due=1)), planning.WAITING),
+    (view(5, 9, failed(3, 4, due=1)), planning.WINDOW_FULL),
+    (PartitionView("id", PartitionState(5), None), planning.NO_LEADER),
+    (PartitionView("id", PartitionState(5, (failed(1, 2),)), None), planning.NO_LEADER),
+    (PartitionView("id", PartitionState(5), LogBounds(0, 9), subscribed=False), planning.PARKED),
+    (PartitionView("id", PartitionState(5), LogBounds(0, 2), subscribed=False), planning.PARKED),
+])  # fmt: skip
 def test_a_plan_has_the_reason_why_it_reads_nothing_of_a_partition(partition: PartitionView, why: str) -> None:
     planned = plan({FIRST: partition, SECOND: view(0, 2)}, window=2)
     assert (planned[FIRST].empty, planned[FIRST].why, planned[FIRST].fresh) == (True, why, OffsetRange(5, 5))
     assert (planned[SECOND].empty, planned[SECOND].why) == (False, None)
 
 
-@pytest.mark.parametrize(
-    ("views", "total", "reasons"),
-    [
-        ({FIRST: view(50, 50, failed(0, 50, due=-2)), SECOND: view(50, 50, failed(0, 50, due=-1))}, 10,
-         {planning.RUN_FULL, None}),
-        ({FIRST: view(0, 5), SECOND: view(0, 5)}, 1, {planning.RUN_FULL, None}),
-    ],
-    ids=["due retries", "fresh offsets"],
-)  # fmt: skip
+@pytest.mark.parametrize(("views", "total", "reasons"), [
+    ({FIRST: view(50, 50, failed(0, 50, due=-2)), SECOND: view(50, 50, failed(0, 50, due=-1))}, 10,
+     {planning.RUN_FULL, None}),
+    ({FIRST: view(0, 5), SECOND: view(0, 5)}, 1, {planning.RUN_FULL, None}),
+], ids=["due retries", "fresh offsets"])  # fmt: skip
 def test_a_partition_whose_offsets_do_not_fit_into_the_run_has_that_as_its_reason(
     views: Mapping[TopicPartition, PartitionView], total: int, reasons: set[str | None]
 ) -> None:

@@ -14,28 +14,22 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from ackline.delta.files import DataFileWriter
+from ackline.delta.folder import Folder
 from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
 from ackline.ledger.pending import Pending, PendingKind, PendingRuns
+from ackline.ledger.published import OutputsOfTurn, StagedFile, StagedTable, kept_after, without_effect
 from ackline.ledger.turns import TurnId, TurnKind
-from ackline.outputs.checks import folder_name, staging_root
-from ackline.outputs.keep import settled_outputs
-from ackline.outputs.turn import manifest_name, publish_settled
+from ackline.outputs import kept_rows
+from ackline.outputs.output_table import OutputTable
+from ackline.outputs.publish import publish_settled
+from ackline.outputs.settled import settled_outputs
+from ackline.outputs.staged import folder_name, manifest_name, staging_root
 from ackline.pipeline.output_columns import STAGED_ANCHORS
-from ackline.pipeline.outputs import (
-    OutputBlock,
-    OutputsOfTurn,
-    StagedFile,
-    StagedOutputs,
-    StagedTable,
-    kept_after,
-    without_effect,
-)
+from ackline.pipeline.outputs import OutputBlock
 from ackline.pipeline.topology import topology
-from ackline.tables import kept_rows
-from ackline.tables.files import DataFileWriter
-from ackline.tables.folder import Folder
-from ackline.tables.output_table import OutputTable
+from ackline.stored import encode
 from ackline.tables.turn_outcomes import TurnOutcomes
 from tests.support.actor import Killed
 
@@ -55,7 +49,6 @@ class Store:
     """The ledger of a lane, as far as outputs need it."""
 
     root: str
-    pipeline: str = "shop"
     ledger: str = "ledger"
     rows: dict[TurnId, list[OutcomeRow]] = field(default_factory=dict)
     settlements: dict[TurnId, str] = field(default_factory=dict)
@@ -63,6 +56,10 @@ class Store:
     executions: dict[TurnId, int] = field(default_factory=dict)
     dropped: set[tuple[TurnId, str]] = field(default_factory=set)
     published: set[TurnId] = field(default_factory=set)
+
+    @property
+    def live_folder(self) -> str:
+        return f"{self.root}/shop"
 
     def ledger_id(self) -> str:
         return self.ledger
@@ -211,8 +208,8 @@ class Lane:
                     writer = DataFileWriter(Folder(folder), path, table_of(part).schema)
                     writer.write(table_of(part), row_group_size=2)
                     files.append(StagedFile(0, path, writer.finish().size, len(part)))
-            staged = StagedOutputs([StagedTable(TABLE, COLUMNS, (), files)])
-            Folder(folder).write_durably(manifest_name(execution), staged.encode().encode())
+            staged = encode([StagedTable(TABLE, COLUMNS, (), files)])
+            Folder(folder).write_durably(manifest_name(execution), staged.encode())
             self.store.executions[self.turn] = execution
 
     def _settle(self, plan: Any, before: Any, rows: Sequence[OutcomeRow]) -> None:
@@ -277,8 +274,8 @@ class Lane:
         values = [value for file in kept for value in pq.read_table(root / file.path)["value"].to_pylist()]
         assert sorted(values) == sorted(row.number for row in self.waiting)
         named = {file.path for file in kept}
-        outputs = self.store.settlements[self.turn]
-        if outputs and (OutputsOfTurn.decode(outputs).tables or OutputsOfTurn.decode(outputs).released):
+        outputs = OutputsOfTurn.decode(self.store.settlements[self.turn])
+        if outputs.tables or outputs.released:
             left = {str(path.relative_to(root)) for path in root.glob("*/*") if path.is_file()}
             assert left == named, "a turn that publishes or ends something leaves nothing else in staging"
 
@@ -286,7 +283,7 @@ class Lane:
 def plan_of(turn: TurnId, kind: TurnKind = TurnKind.RUN, **more: Any) -> Any:
     """The plan of a turn, as far as outputs need it."""
     return SimpleNamespace(
-        turn=turn, kind=kind, **{"empty": False, "settings": {"outputs": [TABLE]}, "partitions": {}, **more}
+        turn=turn, kind=kind, **{"empty": not kind.replays, "settings": {"outputs": [TABLE]}, "partitions": {}, **more}
     )
 
 
@@ -345,13 +342,12 @@ def lane_with_rows(root: Path, *outcomes: Outcome) -> Lane:
     return lane
 
 
-def turn_of(lane: Lane, rows: list[OutcomeRow], before: str = "") -> OutputsOfTurn:
+def turn_of(lane: Lane, rows: list[OutcomeRow]) -> OutputsOfTurn:
     """Settles the lane's turn with these rows. Returns what the settlement holds of outputs."""
-    lane.store.rows[lane.turn] = rows
-    of_before = SimpleNamespace(turn=lane.turn._replace(n=lane.turn.n - 1), outputs=before)
+    lane.store.rows[lane.turn], before = rows, lane.turn._replace(n=lane.turn.n - 1)
+    of_before = SimpleNamespace(turn=before, outputs=lane.store.settlements.get(before, ""))
     lane._settle(plan_of(lane.turn), of_before, rows)
-    outputs = lane.store.settlements[lane.turn]
-    return OutputsOfTurn.decode(outputs) if outputs else OutputsOfTurn("")
+    return OutputsOfTurn.decode(lane.store.settlements[lane.turn])
 
 
 def table_of_a_user(lane: Lane) -> OutputTable:
@@ -360,3 +356,23 @@ def table_of_a_user(lane: Lane) -> OutputTable:
     other = OutputTable(f"{lane.store.root}/shop/outputs/{TABLE}", {"value": "string"})
     assert other.append([], "a user", 1)
     return other
+
+
+def newest_of(lane: Lane, **more: Any) -> Any:
+    """The newest settlement of the lane."""
+    values = {"turn": lane.turn, "outputs": lane.store.settlements[lane.turn], "partitions": lane.partitions()}
+    return SimpleNamespace(**{**values, **more})
+
+
+def next_turn(lane: Lane, offset: int) -> Any:
+    """Settles one more turn with a row of an acked record. Returns its settlement."""
+    lane.turn = lane.turn._replace(n=lane.turn.n + 1)
+    lane._stage([Row(offset, {offset: Outcome.ACKED})])
+    turn_of(lane, [OutcomeRow(offset, 1, Outcome.ACKED, NOW)])
+    return newest_of(lane)
+
+
+def offsets(root: Path) -> list[int]:
+    """The records of the rows that the output table has, sorted."""
+    found: list[int] = DeltaTable(f"{root}/shop/outputs/{TABLE}").to_pyarrow_table()["_offset"].to_pylist()
+    return sorted(found)

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from ackline.delta import table
+from ackline.delta.folder import Folder
+from ackline.delta.handle import TableHandle
+from ackline.delta.log import DeltaLog
+from ackline.delta.object_store import options_of
 from ackline.ledger.turns import LIVE
-from ackline.tables import table
-from ackline.tables.folder import Folder
-from ackline.tables.handle import TableHandle
-from ackline.tables.log import DeltaLog
-from ackline.tables.object_store import options_of
+from ackline.tables.audit_table import AuditTable
 from ackline.tables.store import LedgerStore
-from ackline.tables.table import AuditTable
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import AT_MOST_ONCE, MemoryLane
-from tests.worker.disk_lane import WorldTasks
+from tests.worker.disk_lane import run_over
 
 STORAGE = (
     (Folder, ("write_durably", "read", "names", "sizes", "make_durably")),
@@ -55,10 +55,8 @@ class FailingLane(MemoryLane):
         return fail_or_call
 
     def adapters(self, *arguments: Any, **changes: Any) -> MemoryAdapters:
-        tasks = WorldTasks(self)
-
         def run_job(_: Any, job: Any, __: Any) -> Any:
-            result = tasks.replayed(job)
+            result = run_over(self.world, job)
             self._reports = True
             return result
 
@@ -85,7 +83,6 @@ def handled_turn(root: str, failing: int = -1) -> FailingLane:
     return lane
 
 
-@pytest.mark.parametrize("root", ["disk", pytest.param("s3", marks=pytest.mark.deep)], indirect=True)
 def test_s50_no_call_of_a_store_between_marker_and_report_loses_a_record_or_a_row_by_failing_once(root: str) -> None:
     calls = handled_turn(f"{root}/all").store_calls
     assert {"write_durably", "_writable"} < set(calls), "of the manifest, and of outcomes n"

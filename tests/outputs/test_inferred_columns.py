@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.turns import TurnId, TurnKind
+from ackline.ledger.published import OutputsOfTurn, StagedFile, StagedTable
+from ackline.ledger.turns import TurnId
 from ackline.outputs.checks import check_outputs_of, output_targets
-from ackline.outputs.turn import remove_staged, staged_tables, store_manifest
-from ackline.pipeline.outputs import OutputBlock, OutputsOfTurn, StagedFile, StagedTable
+from ackline.outputs.staged import remove_staged, staged_tables, store_manifest
+from ackline.pipeline.outputs import OutputBlock
 from ackline.pipeline.topology import topology
+from ackline.trees.answers import EmittedRow
+from ackline.trees.output_rows import OutputRow, OutputRows
+from ackline.trees.rows import EdgeColumns
 from ackline.worker.settings import OutputTargets
-from ackline.worker.trees.answers import EmittedRow
-from ackline.worker.trees.output_rows import OutputRow, OutputRows
-from ackline.worker.trees.rows import EdgeColumns
 
 TURN = TurnId("shop", "live", 0, 2)
 TP = TopicPartition("orders", 0)
@@ -24,10 +25,9 @@ TABLES = [{"from": "source.a", "table": "a"}, {"from": "source.b", "table": "b",
 
 def adapters_of(root: Path, *kept: StagedTable) -> Any:
     """A pipeline with two output tables, whose newest settlement keeps these rows."""
-    outputs = OutputsOfTurn("app", kept=kept).encode()
+    outputs = OutputsOfTurn({}, kept=kept).encode()
     store = SimpleNamespace(
-        root=str(root),
-        pipeline="shop",
+        live_folder=f"{root}/shop",
         newest=lambda: SimpleNamespace(turn=TURN._replace(n=1), outputs=outputs),
         ledger_id=lambda: "ledger",
     )
@@ -99,7 +99,7 @@ def test_a_preview_writes_nothing_to_find_out_whether_it_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapters = adapters_of(tmp_path)
-    plan: Any = SimpleNamespace(turn=TURN, kind=TurnKind.RUN, empty=False)
+    plan: Any = SimpleNamespace(turn=TURN, empty=False)
     probed: list[str] = []
     monkeypatch.setattr("ackline.outputs.checks.check_place", probed.append)
     check_outputs_of(adapters, plan, probe=False)

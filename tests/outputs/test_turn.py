@@ -9,13 +9,16 @@ import pytest
 from deltalake import DeltaTable
 
 from ackline.errors import ConfigError, FatalError, LedgerError
-from ackline.ledger.turns import TurnId, TurnKind
-from ackline.outputs.checks import check_outputs, older_copies
-from ackline.outputs.turn import store_plan
-from ackline.pipeline.outputs import OutputBlock, OutputsOfTurn
+from ackline.ledger.published import OutputsOfTurn, application_of
+from ackline.ledger.turns import TurnId, TurnKind, number_of
+from ackline.outputs.checks import check_outputs, store_plan
+from ackline.outputs.expected import older_copies
+from ackline.outputs.output_table import OutputTable
+from ackline.outputs.publish import publish_settled
+from ackline.pipeline.outputs import OutputBlock
 from ackline.pipeline.topology import topology
-from ackline.tables.output_table import OutputTable
 from ackline.tables.schemas import TABLES
+from tests.actions.test_let_go import PATTERN, let_go
 from tests.outputs.kept_lane import plan_of
 from tests.worker.disk_lane import lane_of
 
@@ -29,13 +32,17 @@ EMITS: dict[str, Any] = {
 class Store:
     """A ledger that has begun, and keeps which plans it stores."""
 
-    pipeline = "shop"
-
     def __init__(self, root: Path) -> None:
-        self.root, self.plans = str(root), list[Any]()
+        self.live_folder, self.plans = f"{root}/shop", list[Any]()
 
     def newest(self) -> Any:
         return SimpleNamespace(turn=TURN._replace(n=0), outputs="", partitions={})
+
+    def ledger_id(self) -> str:
+        return "ledger"
+
+    def open_plan(self, newest: Any) -> None:
+        return None
 
     def store_plan(self, plan: Any) -> bool:
         self.plans.append(plan)
@@ -51,9 +58,14 @@ def adapters_of(root: Path, *outputs: dict[str, Any], topics: tuple[str, ...] = 
 
 def plan_run(adapters: Any, empty: bool = False) -> list[Any]:
     """Stores the plan of a run. Returns which plans are stored."""
-    store_plan(adapters, adapters.store.newest(), plan_of(TURN, empty=empty))
+    store_plan(adapters, adapters.store.newest(), plan_of(TURN, empty=empty), publish_settled)
     plans: list[Any] = adapters.store.plans
     return plans
+
+
+def away(*_: Any) -> bool:
+    """Stands for `OutputTable.append` of a table that can't be reached."""
+    raise FatalError("the table is away")
 
 
 def table(folder: str) -> None:
@@ -84,8 +96,16 @@ def test_a_table_that_can_be_created_is_no_obstacle_and_the_check_leaves_nothing
 def test_only_a_plan_that_reads_something_opens_the_outputs(tmp_path: Path) -> None:
     adapters = adapters_of(tmp_path, {"table": "file:///proc/1/totals"})
     assert len(plan_run(adapters, empty=True)) == 1
-    for kind in (TurnKind.SKIP, TurnKind.RESET, TurnKind.PAUSE):
-        assert store_plan(adapters, adapters.store.newest(), plan_of(TURN, kind))
+    assert store_plan(adapters, adapters.store.newest(), plan_of(TURN, TurnKind.SKIP), publish_settled)
+
+
+def test_a_ledger_from_before_the_first_publish_is_found_before_a_record_is_handled(tmp_path: Path) -> None:
+    made = OutputTable(f"{tmp_path}/shop/outputs/totals", {"value": "string"})
+    assert made.append([], application_of("ledger", TURN), number_of(TURN._replace(n=3), 7))
+    adapters = adapters_of(tmp_path, {"table": "totals"})
+    with pytest.raises(LedgerError, match=r"holds turn 3 .* ACKLINE_AUDIT is an older copy"):
+        plan_run(adapters)
+    assert adapters.store.plans == []
 
 
 def test_two_outputs_to_one_table_stop_a_run_and_the_error_names_both_keys(tmp_path: Path) -> None:
@@ -124,9 +144,6 @@ def test_a_table_or_a_ledger_that_is_an_older_copy_stops_a_run_before_its_plan_i
 def test_i16_no_turn_is_planned_and_no_action_before_each_table_has_the_turn_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def away(*_: Any) -> bool:
-        raise FatalError("the table is away")
-
     with lane_of(EMITS) as lane:
         lane.produce(b"{}")
         with monkeypatch.context() as patch:
@@ -151,26 +168,46 @@ def test_i16_a_table_that_gets_another_name_and_its_old_one_again_takes_each_tur
             lane.run()
         published = DeltaTable(str(lane.root / "lane" / "outputs" / "totals")).to_pyarrow_table()
         assert sorted(published["id"].to_pylist()) == [0, 1, 2, 3]
-        store = lane.adapters().store
-        newest = store.newest()
-        assert newest is not None
-        assert older_copies(store, newest) == {}
+        assert older_copies(lane.adapters().store, lane.newest()) == {}
+
+
+def test_i16_a_root_that_is_copied_elsewhere_goes_on_under_any_name_of_its_table(tmp_path: Path) -> None:
+    with lane_of(EMITS) as lane:
+        lane.produce(b"{}")
+        lane.run()
+        lane.root = shutil.copytree(lane.root, tmp_path / "copy")
+        older = shutil.copytree(lane.root / "lane" / "outputs", tmp_path / "older")
+        for name in ("totals", f"file://{lane.root}/lane/outputs/totals"):
+            lane.settings["outputs"] = [{"from": "source", "table": name}]
+            lane.produce(b"{}")
+            lane.run()
+        published = DeltaTable(str(lane.root / "lane" / "outputs" / "totals")).to_pyarrow_table()
+        assert sorted(published["id"].to_pylist()) == [0, 1, 2]
+        assert list(OutputsOfTurn.decode(lane.newest().outputs).expected) == ["totals"]
+        shutil.rmtree(lane.root / "lane" / "outputs")
+        shutil.move(older, lane.root / "lane" / "outputs")
+        lane.produce(b"{}")
+        lane.run_fails(LedgerError, "output table totals holds turn 1 .* the table is an older copy")
+
+
+def test_a_turn_for_which_no_number_is_left_is_refused_before_its_plan_is_stored(tmp_path: Path) -> None:
+    adapters, late = adapters_of(tmp_path), TURN._replace(n=1 << 27)
+    for plan in (plan_of(late), plan_of(late, TurnKind.SKIP), plan_of(TURN._replace(epoch=4095), TurnKind.RESET)):
+        way = "adopt-ledger shop" if plan.kind.opens_epoch else "reset shop --to floor"
+        with pytest.raises(FatalError, match=f"can't be taken.* with `ackline {way} --reason"):
+            store_plan(adapters, adapters.store.newest(), plan, publish_settled)
+    assert adapters.store.plans == []
+    assert store_plan(adapters, adapters.store.newest(), plan_of(late, TurnKind.RESET), publish_settled)
 
 
 def test_a_table_that_still_waits_for_the_newest_turn_is_no_older_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: Any) -> bool:
-        raise FatalError("the table is away")
-
     with lane_of(EMITS) as lane:
         lane.produce(b"{}")
         lane.run()
         lane.produce(b"{}")
         monkeypatch.setattr(OutputTable, "append", away)
         lane.run_fails(FatalError, "the table is away")
-        store = lane.adapters().store
-        newest = store.newest()
-        assert newest is not None
-        assert (newest.turn.n, older_copies(store, newest)) == (2, {})
+        assert (lane.newest().turn.n, older_copies(lane.adapters().store, lane.newest())) == (2, {})
 
 
 def test_a_ledger_from_before_a_reset_is_found_by_its_table_until_its_epoch_is_a_new_one() -> None:
@@ -198,7 +235,21 @@ def test_doctor_names_the_outputs(tmp_path: Path) -> None:
     assert check_outputs(adapters) == "table totals (columns value); topic a; table b (columns inferred from its rows)"
 
 
-def test_outputs_that_an_earlier_version_has_stored_are_refused_with_what_to_do() -> None:
-    stored = '{"application":"ackline/id/shop/live/0/output","execution":"a","tables":{"totals":3}}'
-    with pytest.raises(ConfigError, match=r"earlier version of Ackline .* Point ACKLINE_AUDIT at an empty folder"):
-        OutputsOfTurn.decode(stored)
+def test_a_run_that_would_open_an_epoch_by_itself_refuses_a_table_that_is_an_older_copy() -> None:
+    """Its reset takes each table as it is, so no later turn would find that rows are missing."""
+    with lane_of({**EMITS, "kafka": PATTERN}) as lane:
+        lane.create("payments")
+        lane.produce(b"{}")
+        lane.run()
+        outputs = lane.root / "lane" / "outputs"
+        shutil.copytree(outputs, lane.root / "copy")
+        lane.produce(b"{}")
+        lane.run()
+        lane.world.delete_topic("payments")
+        let_go(lane, "payments")
+        shutil.rmtree(outputs)
+        shutil.copytree(lane.root / "copy", outputs)
+        lane.create("payments", records=1)
+        with pytest.raises(LedgerError, match=r"holds turn 1 .*: the table is an older copy.*ackline reset lane"):
+            lane.run()
+        assert lane.newest().turn.epoch == 0

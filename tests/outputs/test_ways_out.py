@@ -13,16 +13,27 @@ from ackline import Dead
 from ackline.actions import void
 from ackline.errors import FatalError, LedgerError
 from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
+from ackline.ledger.published import OutputsOfTurn
 from ackline.ledger.turns import TurnKind
-from ackline.outputs.keep import check_open_skip
-from ackline.outputs.turn import publish_settled
-from ackline.pipeline.outputs import OutputsOfTurn
-from ackline.tables.output_table import OutputTable
+from ackline.outputs.output_table import OutputTable
+from ackline.outputs.publish import publish_settled, publish_table
+from ackline.outputs.settled import check_open_skip
 from tests.actions.test_drop_outputs import adapters_of
-from tests.outputs.kept_lane import NOW, TABLE, Lane, Row, lane_with_rows, plan_of, staged_turn, turn_of
-from tests.outputs.test_turn import EMITS
+from tests.delta.test_damaged_files import flipped_page
+from tests.outputs.kept_lane import (
+    NOW,
+    TABLE,
+    Lane,
+    lane_with_rows,
+    newest_of,
+    next_turn,
+    offsets,
+    plan_of,
+    staged_turn,
+    turn_of,
+)
+from tests.outputs.test_turn import EMITS, away
 from tests.support.memory_lane import void as void_open_turn
-from tests.tables.test_damaged_files import flipped_page
 from tests.worker import disk_handlers
 from tests.worker.disk_lane import lane_of
 
@@ -40,27 +51,9 @@ def _no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(void, "commit_or_reason", lambda _: None)
 
 
-def next_turn(lane: Lane, offset: int) -> Any:
-    """Settles one more turn with a row of an acked record. Returns its settlement."""
-    before = lane.store.settlements[lane.turn]
-    lane.turn = lane.turn._replace(n=lane.turn.n + 1)
-    lane._stage([Row(offset, {offset: Outcome.ACKED})])
-    turn_of(lane, [OutcomeRow(offset, 1, Outcome.ACKED, NOW)], before)
-    return newest_of(lane)
-
-
-def newest_of(lane: Lane) -> Any:
-    return SimpleNamespace(turn=lane.turn, outputs=lane.store.settlements[lane.turn], partitions=lane.partitions())
-
-
 def give_up(lane: Lane) -> None:
     adapters, _ = adapters_of(lane)
     void.drop_outputs(adapters, lane.turn, [TABLE], "a test")
-
-
-def offsets(root: Path) -> list[int]:
-    found: list[int] = DeltaTable(f"{root}/shop/outputs/{TABLE}").to_pyarrow_table()["_offset"].to_pylist()
-    return sorted(found)
 
 
 @pytest.mark.parametrize("given_up", [1, 2], ids=["one turn", "two turns"])
@@ -80,12 +73,10 @@ def test_a_turn_that_is_given_up_while_another_process_publishes_it_stops_no_lat
             if published and of.turn == lane.turn:  # the other process is quicker than this one, and is not seen
                 monkeypatch.undo()
                 monkeypatch.setattr(void, "commit_or_reason", lambda _: None)
-                from ackline.outputs.turn import publish_table
-
                 publish_table(lane.adapters, of.turn, OutputsOfTurn.decode(of.outputs), TABLE)
             raise LedgerError("the store does not answer")
 
-        monkeypatch.setattr(void, "publish_table", fail)
+        monkeypatch.setattr("ackline.outputs.given_up.publish_table", fail)
         give_up(lane)
         expected += [7 + number] if published else []
         assert lane.store.given_up(lane.turn) == {TABLE}
@@ -96,9 +87,6 @@ def test_a_turn_that_is_given_up_while_another_process_publishes_it_stops_no_lat
 
 
 def test_a_void_turn_after_one_that_was_given_up_stops_no_later_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_: Any) -> bool:
-        raise FatalError("the table is away")
-
     with lane_of(EMITS) as lane:
         lane.produce(b"{}")
         lane.run()
@@ -206,4 +194,4 @@ def test_a_skip_of_one_of_two_records_in_flight_whose_rows_are_damaged_raises_wh
         check_open_skip(lane.adapters, skip, cast(Any, newest))
     assert str(found.value) == str(caught.value), "status names it before a run stops at it"
     renewed = OutcomeRow(1, 1, Outcome.IN_FLIGHT, NOW, answer=AnswerKind.RENEW)
-    assert turn_of(lane, [renewed], before=before).kept == OutputsOfTurn.decode(before).kept
+    assert turn_of(lane, [renewed]).kept == OutputsOfTurn.decode(before).kept

@@ -1,7 +1,4 @@
-"""Where the folders are, by environment variables.
-
-A folder of pipeline files: a refused file affects no other, and no two pipelines share a group's offsets.
-"""
+"""Where the folders are; a refused file affects no other file, and no two pipelines share a group's offsets."""
 
 import time
 from pathlib import Path
@@ -31,37 +28,31 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
     assert pipelines_folder() == project_root() / "include/pipelines"
 
 
-@pytest.mark.parametrize(
-    ("root", "expected"),
-    [
-        ("s3://bucket/audit/", "s3://bucket/audit"),
-        ("s3a://bucket/audit", "s3://bucket/audit"),
-        ("s3://bucket", "s3://bucket"),
-        ("file:///mnt/audit", "/mnt/audit"),
-        ("/mnt/audit", "/mnt/audit"),
-    ],
-)
+@pytest.mark.parametrize(("root", "expected"), [
+    ("s3://bucket/audit/", "s3://bucket/audit"),
+    ("s3a://bucket/audit", "s3://bucket/audit"),
+    ("s3://bucket", "s3://bucket"),
+    ("file:///mnt/audit", "/mnt/audit"),
+    ("/mnt/audit", "/mnt/audit"),
+])  # fmt: skip
 def test_the_audit_root_may_be_in_an_object_store(monkeypatch: pytest.MonkeyPatch, root: str, expected: str) -> None:
     monkeypatch.setenv("ACKLINE_AUDIT", root)
     assert audit_root() == expected
 
 
-@pytest.mark.parametrize(
-    ("root", "reason"),
-    [
-        ("s3://key:canary@bucket/audit", "holds a login"),
-        ("s3://key:canary/with/slash@bucket/audit", "holds a login"),
-        ("s3://canary@bucket/audit", "holds a login"),
-        ("s3://bucket/audit?signature=canary", "a `\\?` or a `#`"),
-        ("s3://bucket/audit#1", "a `\\?` or a `#`"),
-        ("s3://", "names no bucket"),
-        ("hdfs://bucket/audit", "it begins with hdfs://; use a path or s3://"),
-        ("gs://bucket/audit", "it is in Google Cloud Storage, where .* proved for paths and for s3://"),
-        ("wasbs://container@account.blob.core.windows.net/audit", "it is in Azure Blob Storage, where"),
-        ("az://container/audit", "it is in Azure Blob Storage, where"),
-        ("abfss://container@account.dfs.core.windows.net/audit", "it is in Azure Blob Storage, where"),
-    ],
-)
+@pytest.mark.parametrize(("root", "reason"), [
+    ("s3://key:canary@bucket/audit", "holds a login"),
+    ("s3://key:canary/with/slash@bucket/audit", "holds a login"),
+    ("s3://canary@bucket/audit", "holds a login"),
+    ("s3://bucket/audit?signature=canary", "a `\\?` or a `#`"),
+    ("s3://bucket/audit#1", "a `\\?` or a `#`"),
+    ("s3://", "names no bucket"),
+    ("hdfs://bucket/audit", "it begins with hdfs://; use a path or s3://"),
+    ("gs://bucket/audit", "it is in Google Cloud Storage, where .* proved for paths and for s3://"),
+    ("wasbs://container@account.blob.core.windows.net/audit", "it is in Azure Blob Storage, where"),
+    ("az://container/audit", "it is in Azure Blob Storage, where"),
+    ("abfss://container@account.dfs.core.windows.net/audit", "it is in Azure Blob Storage, where"),
+])  # fmt: skip
 def test_a_uri_that_can_not_name_the_tables_is_refused(monkeypatch: pytest.MonkeyPatch, root: str, reason: str) -> None:
     monkeypatch.setenv("ACKLINE_AUDIT", root)
     with pytest.raises(ConfigError, match=f"ACKLINE_AUDIT=.* can't be used: .*{reason}") as refused:
@@ -132,11 +123,6 @@ def test_files_that_share_no_offsets_are_all_loaded(
     write_file()
     write_file(("name: orders", "name: b"), *changes, name="b.yaml")
     assert set(load_folder(tmp_path).pipelines) == {"orders", "b"}
-
-
-def test_a_pipeline_is_found_by_its_name(write_file: Write, tmp_path: Path) -> None:
-    path = write_file(name="any-file.yaml")
-    assert find_pipeline(tmp_path, "orders") == load(path)
 
 
 def test_an_unknown_name_is_refused_with_the_names_of_the_folder(write_file: Write, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from ackline.errors import ConfigError
 from ackline.ledger.planning import PARKED
 from ackline.pipeline.folder import load_folder
 from ackline.pipeline.functions import check_functions, load_partition_filter
-from ackline.pipeline.pipeline import load
 from ackline.pipeline.streams import Stream, Translation
 from ackline.pipeline.topology import StepBlock, Topology, topology
 from ackline.steps import plan
@@ -193,14 +192,11 @@ def test_a_partition_that_it_includes_later_is_read_from_its_log_start_and_no_re
     assert "the topic was missing, or filtered out, at the last turn: log start" in reasons
 
 
-@pytest.mark.parametrize(
-    ("function", "problem"),
-    [
-        ("raises", r"called for orders\[0\], raised LookupError: no such shard: 0; nothing was planned"),
-        ("exits", "raised SystemExit"),
-        ("returns_a_number", "returned a int, not True or False"),
-    ],
-)
+@pytest.mark.parametrize(("function", "problem"), [
+    ("raises", r"called for orders\[0\], raised LookupError: no such shard: 0; nothing was planned"),
+    ("exits", "raised SystemExit"),
+    ("returns_a_number", "returned a int, not True or False"),
+])  # fmt: skip
 def test_an_error_of_the_filter_stops_the_plan_and_nothing_is_stored(function: str, problem: str) -> None:
     lane = filtered_lane(function)
     for make_plan in (plan.plan, plan.preview):
@@ -210,25 +206,16 @@ def test_an_error_of_the_filter_stops_the_plan_and_nothing_is_stored(function: s
     assert lane.world.history == []
 
 
-@pytest.mark.parametrize(
-    ("path", "problem"),
-    [
-        (f"{MODULE}:nothing", "does not import: AttributeError"),
-        ("tests.nowhere:at_all", "does not import: ModuleNotFoundError"),
-        (f"{MODULE}:NUMBER", "is not a function"),
-        (f"{MODULE}:asynchronous", "is asynchronous"),
-        (f"{MODULE}:takes_a_partition_only", "does not take a topic and a partition"),
-    ],
-)
+@pytest.mark.parametrize(("path", "problem"), [
+    (f"{MODULE}:nothing", "does not import: AttributeError"),
+    ("tests.nowhere:at_all", "does not import: ModuleNotFoundError"),
+    (f"{MODULE}:NUMBER", "is not a function"),
+    (f"{MODULE}:asynchronous", "is asynchronous"),
+    (f"{MODULE}:takes_a_partition_only", "does not take a topic and a partition"),
+])  # fmt: skip
 def test_a_function_that_cannot_be_a_filter_is_refused_when_the_pipeline_is_opened(path: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         load_partition_filter(path)
-
-
-def test_a_filter_is_refused_beside_explicit_partitions(write_file: Write) -> None:
-    path = write_file(CHOSEN, ("topics: [orders]", "partitions: {orders: [0]}"))
-    with pytest.raises(ConfigError, match=r"kafka: `partition_filter` cannot be combined with `partitions`"):
-        load(path)
 
 
 def test_two_files_with_one_group_and_topic_are_refused_whatever_their_filters_return(

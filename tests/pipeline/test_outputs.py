@@ -10,41 +10,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from ackline.outputs.output_table import output_folder
 from ackline.pipeline.output_columns import arrow_type, as_row, fit_rows, infer_columns, type_text
-from ackline.pipeline.outputs import ROW_COLUMNS, OutputBlock, output_folder
+from ackline.pipeline.outputs import ROW_COLUMNS, OutputBlock
 
 
-@pytest.mark.parametrize(
-    ("written", "folder"),
-    [
-        ("totals", "/audit/shop/outputs/totals"),
-        ("file:///lake/totals/", "/lake/totals"),
-        ("file:///la ke/to.ta..ls", "/la ke/to.ta..ls"),
-        ("s3a://lake/totals", "s3://lake/totals"),
-    ],
-)
+@pytest.mark.parametrize(("written", "folder"), [
+    ("totals", "/audit/shop/outputs/totals"),
+    ("file:///lake/totals/", "/lake/totals"),
+    ("file:///la ke/to.ta..ls", "/la ke/to.ta..ls"),
+    ("s3a://lake/totals", "s3://lake/totals"),
+])  # fmt: skip
 def test_an_output_table_is_a_name_or_a_uri(written: str, folder: str) -> None:
     block = OutputBlock.model_validate({"from": "source", "table": written})
     assert output_folder("/audit/shop", block.table or "") == folder
 
 
-@pytest.mark.parametrize(
-    ("written", "why"),
-    [
-        ("file://localhost/lake/totals", "three slashes"),
-        ("file://lake/totals", "three slashes"),
-        ("file:///", "three slashes"),
-        ("s3://lake", "s3://BUCKET/FOLDER"),
-        ("s3:///lake/totals", "s3://BUCKET/FOLDER"),
-        ("file:///lake//totals", "an empty folder name, `.` or `..`"),
-        ("file:///lake/./totals", "an empty folder name, `.` or `..`"),
-        ("file:///lake/../totals", "an empty folder name, `.` or `..`"),
-        ("s3://lake//totals", "an empty folder name, `.` or `..`"),
-        ("gs://lake/totals", "it is in Google Cloud Storage, where .* proved for paths and for s3://"),
-        ("abfss://lake@account.dfs.core.windows.net/totals", "it is in Azure Blob Storage, where"),
-        ("file:///la%20ke/totals", "without `\\?`, `#` and `%`"),
-    ],
-)
+@pytest.mark.parametrize(("written", "why"), [
+    ("file://localhost/lake/totals", "three slashes"),
+    ("file://lake/totals", "three slashes"),
+    ("file:///", "three slashes"),
+    ("s3://lake", "s3://BUCKET/FOLDER"),
+    ("s3:///lake/totals", "s3://BUCKET/FOLDER"),
+    ("file:///lake//totals", "an empty folder name, `.` or `..`"),
+    ("file:///lake/./totals", "an empty folder name, `.` or `..`"),
+    ("file:///lake/../totals", "an empty folder name, `.` or `..`"),
+    ("s3://lake//totals", "an empty folder name, `.` or `..`"),
+    ("gs://lake/totals", "it is in Google Cloud Storage, where .* proved for paths and for s3://"),
+    ("abfss://lake@account.dfs.core.windows.net/totals", "it is in Azure Blob Storage, where"),
+    ("file:///la%20ke/totals", "without `\\?`, `#` and `%`"),
+])  # fmt: skip
 def test_a_uri_that_may_name_another_folder_than_it_seems_to_is_refused(written: str, why: str) -> None:
     """Two outputs could write to one table, which takes a turn once: rows would be lost."""
     with pytest.raises(ValidationError, match=why):
@@ -104,44 +99,38 @@ def test_a_value_that_is_no_mapping_is_the_column_value() -> None:
     assert infer_columns([as_row(5)]) == {"value": "long"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "stored"),
-    [
-        ("long", 5, 5),
-        ("double", 5, 5.0),
-        ("string", {"a": [1, Decimal("1.5"), NOON]}, '{"a":[1,"1.5","2026-01-31T12:00:00+00:00"]}'),
-        ("string", [Decimal("1E+500")], '["1E+500"]'),
-        ("timestamp", NOON, NOON),
-        ("timestamp", NOON.astimezone(timezone(timedelta(hours=-5))), NOON),
-        ("timestamp", datetime.max.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)),
-        ("decimal(10,2)", Decimal("1.5"), Decimal("1.50")),
-        ("binary", b"\xff", b"\xff"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "value", "stored"), [
+    ("long", 5, 5),
+    ("double", 5, 5.0),
+    ("string", {"a": [1, Decimal("1.5"), NOON]}, '{"a":[1,"1.5","2026-01-31T12:00:00+00:00"]}'),
+    ("string", [Decimal("1E+500")], '["1E+500"]'),
+    ("timestamp", NOON, NOON),
+    ("timestamp", NOON.astimezone(timezone(timedelta(hours=-5))), NOON),
+    ("timestamp", datetime.max.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)),
+    ("decimal(10,2)", Decimal("1.5"), Decimal("1.50")),
+    ("binary", b"\xff", b"\xff"),
+])  # fmt: skip
 def test_a_value_of_the_type_of_its_column_is_stored(kind: str, value: Any, stored: Any) -> None:
     assert fitted([value, None], kind) == ([stored, None], {})
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        ("long", True),
-        ("long", 2**63),
-        ("long", "5"),
-        ("double", "nan"),
-        ("boolean", 1),
-        ("string", 5),
-        ("string", "\ud800"),
-        ("string", {"a": b""}),
-        ("string", [float("nan")]),
-        ("timestamp", NOON.replace(tzinfo=None)),
-        ("timestamp", datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))),
-        ("timestamp", datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))),
-        ("decimal(10,2)", Decimal("1.555")),
-        ("decimal(10,2)", 10**9),
-        ("binary", "x"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "value"), [
+    ("long", True),
+    ("long", 2**63),
+    ("long", "5"),
+    ("double", "nan"),
+    ("boolean", 1),
+    ("string", 5),
+    ("string", "\ud800"),
+    ("string", {"a": b""}),
+    ("string", [float("nan")]),
+    ("timestamp", NOON.replace(tzinfo=None)),
+    ("timestamp", datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))),
+    ("timestamp", datetime.min.replace(tzinfo=timezone(timedelta(hours=1)))),
+    ("decimal(10,2)", Decimal("1.555")),
+    ("decimal(10,2)", 10**9),
+    ("binary", "x"),
+])  # fmt: skip
 def test_another_value_is_named_by_its_column_and_does_not_harm_its_neighbours(kind: str, value: Any) -> None:
     column, problems = fitted([None, value, None], kind)
     assert column == [None, None, None]

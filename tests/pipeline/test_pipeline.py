@@ -59,18 +59,15 @@ def test_a_file_can_do_without_a_dead_letter_topic(write_file: Write) -> None:
     assert load(write_file(("{topic: orders.dead}", "none"))).dead_letter_topic is None
 
 
-def test_a_time_limit_needs_a_process_of_its_own(write_file: Write) -> None:
+@pytest.mark.parametrize(
+    "tree", ["", "steps:\n  - {name: a, handler: 'x:x', input: source}\noutputs:\n  - {from: a.b, table: c}\n"]
+)
+def test_a_time_limit_needs_a_process_of_its_own(write_file: Write, tree: str) -> None:
     """Only the end of its process ends a call that hangs in C."""
-    assert not load(write_file()).isolated
-    assert load(write_file(more="handler_isolation: process\n")).isolated
-    limited = load(write_file(more="record_timeout: 1m30s\n"))
-    assert (limited.isolated, limited.settings()["record_timeout"]) == (True, "90s")
-
-
-def test_the_handlers_of_a_tree_may_have_a_process_of_their_own_and_a_time_limit(write_file: Write) -> None:
-    tree = "steps:\n  - {name: a, handler: 'x:x', input: source}\noutputs:\n  - {from: a.b, table: c}\n"
-    assert load(write_file(more=f"record_timeout: 1m\n{tree}")).isolated
+    assert not load(write_file(more=tree)).isolated
     assert load(write_file(more=f"handler_isolation: process\n{tree}")).isolated
+    limited = load(write_file(more=f"record_timeout: 1m30s\n{tree}"))
+    assert (limited.isolated, limited.settings()["record_timeout"]) == (True, "90s")
 
 
 def test_i13_settings_for_tables_and_logs_hold_no_value_of_a_kafka_property(write_file: Write) -> None:

@@ -92,9 +92,6 @@ def test_a_class_that_can_not_be_called_is_refused_before_anything_is_planned(na
     assert caught.value.key == "retry.class"
 
 
-# ---- retries without end ------------------------------------------------------------------------------------------
-
-
 def test_i5_with_retries_forever_no_record_becomes_dead_by_its_failures_but_a_handlers_dead_is() -> None:
     lane = MemoryLane(FAILS, OK, DEAD, retry={"max_retries": "forever", "period": "0s"})
     for _ in range(30):

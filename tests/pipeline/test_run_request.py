@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackline.errors import ConfigError
+from ackline.forms.form import EVERYTHING, Entered, RunRequest, run_request
 from ackline.ledger.offsets import TopicPartition
-from ackline.pipeline.form import EVERYTHING, Entered, RunRequest, run_request
 
 PARTITIONS = st.frozensets(
     st.builds(TopicPartition, st.from_regex(r"[a-zA-Z0-9._-]{1,20}", fullmatch=True), st.integers(0, 2**31)), min_size=1

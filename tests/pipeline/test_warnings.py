@@ -97,18 +97,15 @@ def test_the_sum_of_all_delays_is_that_of_the_policy(
     assert setting_warnings._sum_of_delays(policy) == pytest.approx(total, rel=1e-6, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("settings", "policy"),
-    [
-        ({"cleanup.policy": "delete", "retention.ms": "604800000"}, WEEK),
-        ({"cleanup.policy": "delete", "retention.ms": "-1"}, TopicPolicy(None)),
-        ({"cleanup.policy": "compact", "retention.ms": "604800000"}, TopicPolicy(None, compacted=True)),
-        ({"cleanup.policy": "compact,delete", "retention.ms": "604800000"}, TopicPolicy(WEEK.retention, True)),
-        ({"cleanup.policy": "delete", "retention.ms": str(2**63 - 1)}, TopicPolicy(None)),
-        ({"cleanup.policy": None, "retention.ms": None}, TopicPolicy(None)),
-        ({}, TopicPolicy(None)),
-    ],
-)
+@pytest.mark.parametrize(("settings", "policy"), [
+    ({"cleanup.policy": "delete", "retention.ms": "604800000"}, WEEK),
+    ({"cleanup.policy": "delete", "retention.ms": "-1"}, TopicPolicy(None)),
+    ({"cleanup.policy": "compact", "retention.ms": "604800000"}, TopicPolicy(None, compacted=True)),
+    ({"cleanup.policy": "compact,delete", "retention.ms": "604800000"}, TopicPolicy(WEEK.retention, True)),
+    ({"cleanup.policy": "delete", "retention.ms": str(2**63 - 1)}, TopicPolicy(None)),
+    ({"cleanup.policy": None, "retention.ms": None}, TopicPolicy(None)),
+    ({}, TopicPolicy(None)),
+])  # fmt: skip
 def test_how_a_topic_deletes_records_is_read_from_its_settings(
     settings: dict[str, str | None], policy: TopicPolicy
 ) -> None:
@@ -120,44 +117,38 @@ def test_a_dead_letter_topic_that_is_compacted_is_named() -> None:
     assert text.startswith("dead_letter.topic: orders.dead is compacted")
 
 
-@pytest.mark.parametrize(
-    ("settings", "warning"),
-    [
-        ({"guarantee": "no_guarantee"},
-         "dead_letter.topic: under `guarantee: no_guarantee` a record that fails is `dropped`, and no dead letter"),
-        ({"guarantee": "at_most_once", "dead_letter": "none", "max_rate": 100},
-         "lost_after: 1 h is shorter than a run may take at `max_rate` (13 h 53 m for max_records_per_run)"),
-        ({"guarantee": "at_most_once", "dead_letter": "none", "breaker": {"failure_ratio": 0.5}},
-         "breaker: under `guarantee: at_most_once` it never trips"),
-        ({"breaker": {"failure_ratio": 1}}, "breaker: with `failure_ratio: 1` it never trips"),
-        *(
-            ({"retry": {"by_error": {name: "never", "ValueError": "never"}}}, f"retry.by_error: `{name}` {why}")
-            for name, why in [
-                ("psycopg2.OperationalError",
-                 "matches no exception: an exception is recorded under its bare name, `OperationalError`"),
-                ("Dead", "is never retried"), ("Skip", "is no failure"), ("Tombstone", "is no failure"),
-                ("Unmatched", "is no failure"),
-            ]
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("settings", "warning"), [
+    ({"guarantee": "no_guarantee"},
+     "dead_letter.topic: under `guarantee: no_guarantee` a record that fails is `dropped`, and no dead letter"),
+    ({"guarantee": "at_most_once", "dead_letter": "none", "max_rate": 100},
+     "lost_after: 1 h is shorter than a run may take at `max_rate` (13 h 53 m for max_records_per_run)"),
+    ({"guarantee": "at_most_once", "dead_letter": "none", "breaker": {"failure_ratio": 0.5}},
+     "breaker: under `guarantee: at_most_once` it never trips"),
+    ({"breaker": {"failure_ratio": 1}}, "breaker: with `failure_ratio: 1` it never trips"),
+    *(
+        ({"retry": {"by_error": {name: "never", "ValueError": "never"}}}, f"retry.by_error: `{name}` {why}")
+        for name, why in [
+            ("psycopg2.OperationalError",
+             "matches no exception: an exception is recorded under its bare name, `OperationalError`"),
+            ("Dead", "is never retried"), ("Skip", "is no failure"), ("Tombstone", "is no failure"),
+            ("Unmatched", "is no failure"),
+        ]
+    ),
+])  # fmt: skip
 def test_a_setting_of_the_file_without_effect_is_named(settings: dict[str, Any], warning: str) -> None:
     [text] = warnings_of_settings(pipeline(**settings))
     assert text.startswith(warning)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"breaker": {"failure_ratio": 0}},
-        *(
-            {"retry": {"by_error": {name: "never"}}}
-            # An exception whose bare name is one of Ackline's own is recorded with its module.
-            for name in ["Timeout", "WorkerLost", "Undecodable", "InvalidOutcome", "requests.Timeout", "a.Dead"]
-        ),
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    {},
+    {"breaker": {"failure_ratio": 0}},
+    *(
+        {"retry": {"by_error": {name: "never"}}}
+        # An exception whose bare name is one of Ackline's own is recorded with its module.
+        for name in ["Timeout", "WorkerLost", "Undecodable", "InvalidOutcome", "requests.Timeout", "a.Dead"]
+    ),
+])  # fmt: skip
 def test_a_setting_of_the_file_that_has_its_effect_is_not_named(settings: dict[str, Any]) -> None:
     assert list(warnings_of_settings(pipeline(**settings))) == []
 

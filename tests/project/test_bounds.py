@@ -13,9 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).with_name("uv")
 SUBSET = (
-    "tests/pipeline/test_pipeline.py", "tests/pipeline/test_connections.py", "tests/pipeline/test_properties.py",
+    "tests/pipeline/test_pipeline.py", "tests/forms/test_connections.py", "tests/pipeline/test_properties.py",
     "tests/pipeline/test_json.py", "tests/kafka/test_config.py", "tests/cli/test_run.py", "tests/cli/test_status.py",
-    "tests/tables/test_key_rows.py", "tests/tables/test_sql.py", "tests/worker/test_call.py",
+    "tests/audit/test_key_rows.py", "tests/audit/test_sql.py", "tests/worker/test_call.py",
     "tests/airflow/test_operators.py",
 )  # fmt: skip
 """Quick tests in memory that call each of the dependencies: the pipeline file, the command, tables, SQL, operators."""

@@ -86,7 +86,6 @@ def citations(text: str) -> Iterator[Citation]:
 
 @cache
 def entries() -> list[Entry]:
-    """All entries of the catalogue, in their order."""
     text = CATALOGUE.read_text()
     starts = [*ENTRY.finditer(text)]
     ends = [*(entry.start() for entry in starts[1:]), len(text)]
@@ -194,6 +193,20 @@ def test_each_link_of_the_documents_leads_somewhere() -> None:
                 problems.append(f"{place}: the link {link['target']} leads to no file; mend its path")
             elif anchor and to.suffix == ".md" and anchor not in anchors(to):
                 problems.append(f"{place}: {to.relative_to(ROOT)} has no heading or anchor #{anchor}; mend the link")
+    assert not problems, "\n".join(problems)
+
+
+def test_no_cell_of_a_table_is_longer_than_200_characters() -> None:
+    """Links count by their text. A longer cell makes a narrow, tall column: put the rest below the table."""
+    problems = []
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for number, line in enumerate(
+            BLOCK.sub(lambda block: "\n" * block[0].count("\n"), path.read_text()).split("\n"), 1
+        ):
+            cells = re.split(r"(?<!\\)\|", line.strip("|")) if line.startswith("|") else []
+            longest = max((len(re.sub(r"\]\([^)]*\)", "]", cell.strip())) for cell in cells), default=0)
+            if longest > 200:
+                problems.append(f"{path.relative_to(ROOT)}:{number}: a cell of {longest} characters")
     assert not problems, "\n".join(problems)
 
 

@@ -1,18 +1,23 @@
-"""The command lines and make targets that the documents print: each exists with its arguments, and a test runs it.
+"""The command lines that documents and errors print, and the make targets: each exists with its arguments, and a test
+runs it.
 
-The README's first pipeline, its shop and the runbook are executed word for word by tests/e2e/test_readme.py and
-tests/e2e/test_runbook.py, the queries of the cookbook by tests/cli/test_cookbook.py. Here all lines are parsed.
+The README's first pipeline, the shop of docs/steps.md and the runbook are executed word for word by
+tests/e2e/test_readme.py and tests/e2e/test_runbook.py, the queries of the cookbook by tests/cli/test_cookbook.py, what
+ends a stand-still by tests/steps/test_stands_still.py. Here all lines are parsed.
 """
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from ackline.cli.app import Command, app
+from ackline.lane.ways_out import LaneName, Way
 from tests.chaos import run as chaos
 from tests.e2e.documents import blocks, comments_removed
 
@@ -53,28 +58,52 @@ def printed(document: str, program: str) -> Iterator[tuple[bool, list[str]]]:
                 yield whole, shlex.split(re.sub(r"[…\[\]]", "", part))[1:]
 
 
+def command_of(words: list[str]) -> tuple[Any, list[str]]:
+    """Returns the command that a line calls, and its arguments."""
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        command, words = command.commands[words[0]], words[1:]
+        command = command.loaded() if isinstance(command, Command) else command
+    return command, words
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_each_command_line_that_a_document_prints_can_be_parsed(document: str) -> None:
     """A sentence may leave arguments out, so there only the command and the names of its options must exist."""
     problems = []
     for whole, words in printed(document, "ackline"):
-        command, context, rest = typer.main.get_command(app), None, words
         try:
-            while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
-                command, rest = command.commands[rest[0]], rest[1:]
-                command = command.loaded() if isinstance(command, Command) else command
+            command, rest = command_of(words)
             if whole:
-                context = command.make_context("ackline", [*rest])
+                command.make_context("ackline", [*rest]).close()
             else:
                 options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
                 unknown = {word for word in rest if word.startswith("--")} - options - {"--help"}
                 assert not unknown, f"no such option: {', '.join(sorted(unknown))}"
         except Exception as error:
             problems.append(f"{document}: ackline {shlex.join(words)}: {type(error).__name__} {error}")
-        finally:
-            if context is not None:
-                context.close()
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("lane", ["live", "backfill-b"])
+@pytest.mark.parametrize("way", Way)
+def test_i18_each_command_that_ends_a_stand_still_can_be_parsed(way: Way, lane: str) -> None:
+    of = LaneName("orders", lane)
+    more = {Way.RUN: ["--no-breaker"], Way.GO_ON: ["--no-breaker", "--yes"], Way.CANCEL: ["--yes"]}
+    for where in ((), ("orders-fr",), ("orders-fr", 3)):
+        _, *words = [*shlex.split(way.of(of, *where, to=41, table="totals")), *more.get(way, [])]
+        command, rest = command_of(words)
+        context = command.make_context("ackline", [*rest])
+        assert (context.params["name"], context.params.get("lane", lane)) == ("orders", lane)
+        context.close()
+
+
+def test_no_other_module_spells_such_a_command() -> None:
+    command = re.compile(r"ackline [a-z-]+ \{[^`]* --(cancel|give-up|gone|id|lane|no-breaker|reason|to)\b")
+    for path in (ROOT / "include" / "ackline").rglob("*.py"):
+        texts = (ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.JoinedStr))
+        assert path.name == "ways_out.py" or not list(filter(command.search, texts)), path
+    assert command.search("f'go on with `ackline void {name} --reason …`'")
 
 
 def test_each_make_target_runs_in_a_test_or_has_a_reason() -> None:

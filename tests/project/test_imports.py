@@ -25,47 +25,69 @@ ROOMS: dict[str, set[str]] = {
     ROOT_ROOM: set(),
     "ledger": {ROOT_ROOM},
     "pipeline": {ROOT_ROOM, "ledger"},
+    "forms": {ROOT_ROOM, "ledger", "pipeline"},
     "kafka": {ROOT_ROOM, "ledger", "pipeline"},
-    "tables": {ROOT_ROOM, "ledger", "pipeline"},
-    "worker": {ROOT_ROOM, "ledger", "pipeline", "kafka", "tables"},
-    "spark": {ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "worker"},
-    "lane": {ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "worker", "spark"},
-    "outputs": {ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "worker", "lane"},
-    "in_flight": {ROOT_ROOM, "ledger", "pipeline", "kafka", "lane"},
+    "delta": {ROOT_ROOM, "pipeline", "forms"},
+    "tables": {ROOT_ROOM, "ledger", "pipeline", "delta"},
+    "audit": {ROOT_ROOM, "ledger", "pipeline", "forms", "delta", "tables"},
+    "worker": {ROOT_ROOM, "ledger", "pipeline", "kafka", "delta", "tables"},
+    "trees": {ROOT_ROOM, "ledger", "pipeline", "kafka", "delta", "worker"},
+    "spark": {ROOT_ROOM, "ledger", "pipeline", "forms", "kafka", "delta", "tables", "worker", "trees"},
+    "lane": {ROOT_ROOM, "ledger", "pipeline", "forms", "kafka", "tables", "worker", "spark"},
+    "outputs": {
+        ROOT_ROOM, "ledger", "pipeline", "kafka", "delta", "tables", "worker", "trees", "lane",
+    },
+    "in_flight": {ROOT_ROOM, "ledger", "kafka", "lane"},
     "dead_letters": {ROOT_ROOM, "ledger", "kafka", "tables", "lane"},
     "steps": {
-        ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "worker", "lane", "outputs", "in_flight",
+        ROOT_ROOM, "ledger", "pipeline", "forms", "kafka", "tables", "worker", "lane", "outputs", "in_flight",
         "dead_letters",
     },
-    "actions": {ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "lane", "outputs", "steps"},
+    "actions": {ROOT_ROOM, "ledger", "pipeline", "forms", "delta", "tables", "lane", "outputs", "steps"},
+    "answers": {
+        ROOT_ROOM, "ledger", "pipeline", "forms", "kafka", "tables", "audit", "worker", "trees", "lane", "outputs",
+        "steps", "actions",
+    },
     "backfill": {
-        ROOT_ROOM, "ledger", "pipeline", "tables", "lane", "outputs", "in_flight", "steps", "actions",
+        ROOT_ROOM, "ledger", "pipeline", "forms", "tables", "lane", "outputs", "in_flight", "steps", "actions",
+        "answers",
     },
     "airflow": {
-        ROOT_ROOM, "ledger", "pipeline", "tables", "spark", "lane", "outputs", "steps", "actions", "backfill",
+        ROOT_ROOM, "ledger", "pipeline", "forms", "delta", "tables", "spark", "lane", "outputs", "steps", "actions",
+        "answers", "backfill",
     },
-    "ui": {ROOT_ROOM, "ledger", "pipeline", "tables", "airflow"},
-    "local": {ROOT_ROOM, "ledger", "pipeline", "tables", "spark"},
+    "ui": {ROOT_ROOM, "ledger", "pipeline", "tables", "audit", "lane", "airflow"},
+    "local": {ROOT_ROOM, "ledger", "pipeline", "forms", "tables", "spark"},
     "cli": {
-        ROOT_ROOM, "ledger", "pipeline", "kafka", "tables", "spark", "lane", "outputs", "in_flight", "steps", "actions",
-        "backfill", "local",
+        ROOT_ROOM, "ledger", "pipeline", "forms", "kafka", "delta", "tables", "audit", "spark", "lane", "outputs",
+        "in_flight", "steps", "actions", "answers", "backfill", "local",
     },
     "verify": set(),
 }  # fmt: skip
 """The rooms, lowest first, each with the rooms that it imports: only rooms above it in this list. Imports inside a room
 are free. The page (`ui`) reads the tables and calls no step; the checker (`verify`) imports nothing of the product."""
 
-UPWARD = {("ackline.__main__", "ackline.cli")}
-"""Imports that run upward: `python -m ackline` is the command, under a name that Python gives it."""
+UPWARD = {
+    ("ackline.__main__", "ackline.cli"),
+    ("ackline.testing", "ackline.answers.tried"),
+    ("ackline.testing", "ackline.ledger.offsets"),
+    ("ackline.testing", "ackline.ledger.outcomes"),
+    ("ackline.testing", "ackline.pipeline.streams"),
+    ("ackline.testing", "ackline.pipeline.topology"),
+    ("ackline.testing", "ackline.worker.records"),
+    ("ackline.testing", "ackline.worker.settings"),
+}
+"""Imports that run upward: `python -m ackline` is the command, under a name that Python gives it, and `ackline.testing`
+is what the tests of users import. Nothing of the package imports either."""
 
 LIBRARIES: dict[str, set[str]] = {
     "airflow": {"airflow", "ui"},
     "confluent_kafka": {"kafka", "worker", "local", "verify"},
-    "deltalake": {"tables", "verify", "steps", "local"},
-    "duckdb": {"tables"},
-    "obstore": {"tables"},
+    "deltalake": {"delta", "tables", "outputs", "steps", "local", "verify"},
+    "duckdb": {"audit"},
+    "obstore": {"delta"},
     "psutil": {"local", "lease"},
-    "pyspark": {"spark", "worker"},
+    "pyspark": {"spark", "worker", "trees"},
     "typer": {"cli"},
 }
 """The rooms, or the modules by their last name, that may import a library. `steps` builds the log entries of outcome
@@ -93,7 +115,6 @@ def modules() -> dict[str, Path]:
 
 
 def room_of(module: str) -> str:
-    """Returns the room that a module `ackline.…` belongs to."""
     first = module.split(".")[1] if "." in module else ""
     return first if (PACKAGE / first).is_dir() and first else ROOT_ROOM
 

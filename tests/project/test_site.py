@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.deep
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "mkdocs.yml")
@@ -29,7 +29,6 @@ def tree(tmp_path: Path) -> Path:
 
 
 def build(tree: Path) -> "subprocess.CompletedProcess[str]":
-    """Builds the site of a tree."""
     return subprocess.run([tree / "scripts" / "docs.sh"], capture_output=True, text=True, check=False)
 
 

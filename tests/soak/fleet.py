@@ -48,15 +48,12 @@ _GUARANTEES = {"once": "at_most_once", "none": "no_guarantee"}
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One pipeline of the fleet."""
-
     name: str
     kind: str
     folder: Path
 
     @property
     def topic(self) -> str:
-        """The topic that it reads."""
         return f"{self.name}-in"
 
     @property
@@ -77,7 +74,6 @@ class Member:
 
     @property
     def group(self) -> str:
-        """Its consumer group."""
         return f"{self.name}-group"
 
     @property
@@ -87,11 +83,9 @@ class Member:
 
     @property
     def file(self) -> Path:
-        """The pipeline file."""
         return self.folder / "pipelines" / f"{self.name}.yaml"
 
     def settings(self, bootstrap: str) -> dict[str, Any]:
-        """Returns what stands in the pipeline file."""
         kafka: dict[str, Any] = {"group_id": self.group, "topics": [self.topic]}
         dead = self.dead_letter_topic
         settings: dict[str, Any] = {
@@ -113,12 +107,10 @@ class Member:
         return settings
 
     def write(self, bootstrap: str) -> None:
-        """Writes the pipeline file."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text(yaml.safe_dump(self.settings(bootstrap)))
 
     def load(self) -> Pipeline:
-        """Returns the pipeline of the file."""
         return load(self.file)
 
 
@@ -134,12 +126,10 @@ class Fleet:
 
     @property
     def audit(self) -> str:
-        """The audit root."""
         return str(self.folder / "audit")
 
     @property
     def connection(self) -> Mapping[str, Any]:
-        """The Kafka connection of the pipelines with records in flight."""
         return {"bootstrap.servers": self.bootstrap, "ackline.token_keys": [self.key]}
 
     def bounds(self, member: Member, partition: int) -> tuple[int, int]:
@@ -156,7 +146,6 @@ class Fleet:
             answer.result(SECONDS)
 
     def by_name(self) -> dict[str, Member]:
-        """Returns the pipelines by their names."""
         return {member.name: member for member in self.members}
 
 

@@ -68,12 +68,10 @@ class Growth:
 
     @property
     def limit(self) -> float | None:
-        """Returns the highest last median that counts as no growth."""
         return None if self.before is None else self.before * self.rule.ratio + self.rule.slack
 
     @property
     def grown(self) -> bool:
-        """Whether the figure has grown."""
         return self.limit is not None and self.after is not None and self.after > self.limit
 
     def __str__(self) -> str:
@@ -86,7 +84,6 @@ class Growth:
 
 
 def judge(samples: Sequence[Sample], rules: Iterable[Rule] = RULES) -> list[Growth]:
-    """Returns what became of the figure of each rule."""
     return [_growth(samples, rule) for rule in rules]
 
 

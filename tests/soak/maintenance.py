@@ -16,8 +16,9 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-from ackline.tables import compaction
-from ackline.tables.maintenance import RETENTION, maintain
+from ackline.actions.maintain import maintain
+from ackline.delta import compaction
+from ackline.tables.maintenance import RETENTION
 from tests.soak.fleet import reopen
 
 LOG_AGE = timedelta(days=40)
@@ -38,7 +39,6 @@ def age(root: Path, seconds: float) -> None:
 
 
 def main(folder: Path, seconds: float) -> None:
-    """Ages and maintains the tables, and prints what was done."""
     fleet = reopen(folder)
     age(Path(fleet.audit), seconds)
     done = maintain(fleet.audit)

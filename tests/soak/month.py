@@ -18,11 +18,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ackline.tables import compaction
-from ackline.tables.maintenance import maintain
-from ackline.worker import tasks
+from ackline.actions.maintain import maintain
+from ackline.delta import compaction
+from tests.bench.injected import age_entries
 from tests.chaos import drill_handlers
-from tests.support.memory_kafka import MemoryReader
 from tests.support.memory_lane import FAILS_ONCE
 from tests.worker.disk_lane import DiskLane
 
@@ -43,12 +42,10 @@ class Footprint:
 
     @property
     def files(self) -> int:
-        """All files of the tables."""
         return self.data + self.log
 
     @property
     def size(self) -> int:
-        """Bytes of all files of the tables."""
         return self.data_bytes + self.log_bytes
 
 
@@ -74,7 +71,6 @@ def _dated_by(lane: DiskLane) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)  # no power cut is simulated, and it would take a third of the time
         patch.setattr(compaction, "time", SimpleNamespace(time=lambda: lane.world.now.timestamp()))
-        patch.setattr(tasks, "ExactReader", lambda *_: MemoryReader(lane.world, "read_committed"))
         yield
 
 
@@ -100,21 +96,11 @@ def simulate(folder: Path, days: int, turns: int, records: int) -> Footprint:
             lane.run()
             if n % turns == 0:
                 maintain(str(lane.root))
-            _age(lane, began)
+            age_entries(lane.root, began, lane.world.now)
     return measure(lane.root)
 
 
-def _age(lane: DiskLane, since: float) -> None:
-    """Makes the log entries that were written since a time as old as their turn."""
-    at = lane.world.now.timestamp()
-    for folder in (*lane.root.glob("*/*/_delta_log"), *lane.root.glob("*/outputs/*/_delta_log")):
-        for entry in os.scandir(folder):
-            if entry.stat().st_mtime >= since:
-                os.utime(entry.path, (at, at))
-
-
 def measure(root: Path) -> Footprint:
-    """Returns what is below an audit root."""
     data = data_bytes = log = log_bytes = staged = 0
     for path in root.rglob("*"):
         if path.is_dir():

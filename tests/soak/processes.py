@@ -92,7 +92,6 @@ class Process:
         return answer
 
     def restart(self) -> None:
-        """Ends the process, whatever it does, and starts it again."""
         self.kill()
         assert self._process is not None
         self._process.wait(30)
@@ -122,11 +121,9 @@ class Process:
         return jvm is not None
 
     def jvm(self) -> psutil.Process | None:
-        """Returns the JVM of Spark; None if it does not run."""
         return next((process for process in self.below() if process.name() == "java"), None)
 
     def below(self) -> list[psutil.Process]:
-        """Returns all processes that the runner has started, directly or not."""
         with suppress(psutil.NoSuchProcess):
             return psutil.Process(self._pid).children(recursive=True)
         return []

@@ -65,8 +65,6 @@ ACCEPTED = ("TransientError", "RangeGone", "TurnVoided")
 
 @dataclass(slots=True)
 class Tally:
-    """What has happened so far."""
-
     turns: int = 0
     runs: int = 0
     strikes: Counter[str] = field(default_factory=Counter)
@@ -121,7 +119,6 @@ class Soak:
         self.drain(number)
 
     def stop(self) -> None:
-        """Ends all processes."""
         self.writer.stop()
         for process in (self.steady, self.bounced):
             process.stop()

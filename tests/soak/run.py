@@ -45,8 +45,6 @@ BROKER = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a soak has found."""
-
     wrong: list[str]
     growths: list[Growth]
     tally: Tally
@@ -55,7 +53,6 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether all holds and nothing grows."""
         return not self.wrong and not any(growth.grown for growth in self.growths)
 
 
@@ -96,7 +93,6 @@ def soak(
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak.run", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--pipelines", type=int, default=50)

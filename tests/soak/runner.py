@@ -26,9 +26,9 @@ from ackline.backfill import run as backfill
 from ackline.backfill.choose import choose_offsets
 from ackline.backfill.perform import backfill_pipeline
 from ackline.errors import AcklineError
+from ackline.forms.arguments import BackfillArguments, lane_of
 from ackline.lane.adapters import Progress, open_adapters
 from ackline.ledger.turns import LIVE
-from ackline.pipeline.arguments import BackfillArguments, lane_of
 from ackline.spark.job import ReplayResult, run_replay
 from ackline.spark.session import open_session
 from ackline.steps import run as run_step
@@ -38,8 +38,6 @@ from tests.support import journal
 
 
 class Runner:
-    """Carries out orders."""
-
     def __init__(self, fleet: Fleet) -> None:
         self.fleet, self.members = fleet, fleet.by_name()
 
@@ -104,7 +102,6 @@ def _is_settled(newest: Any, ends: dict[Any, int]) -> bool:
 
 
 def spark() -> SparkSession:
-    """Returns the session of this process."""
     return open_session("soak")
 
 

@@ -38,7 +38,6 @@ def soak(seed: int, leak: Leak = lambda turns: {}, minutes: int = MINUTES) -> li
 
 
 def found(samples: list[Sample]) -> set[str]:
-    """Returns the figures that have grown."""
     return {growth.rule.figure for growth in judge(samples) if growth.grown}
 
 

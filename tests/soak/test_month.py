@@ -35,7 +35,7 @@ def within(found: Footprint, days: int, turns: int) -> None:
     assert found.staged <= 1, found
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_a_month_of_turns_occupies_what_the_settings_state_and_the_second_half_adds_days_and_no_turns(
     tmp_path: Path,
 ) -> None:

@@ -17,7 +17,6 @@ from tests.support import journal
 
 
 def handle(record: Record) -> None:
-    """Follows the record's orders."""
     if record.value is not None:
         journal.follow_orders(json.loads(record.value), record.attempt)
 
@@ -30,7 +29,6 @@ def once(record: Record) -> None:
 
 @arrow_handler
 def batch(records: pa.RecordBatch) -> list[str]:
-    """Returns the outcome that each record orders."""
     values, attempts = records.column("value").to_pylist(), records.column("attempt").to_pylist()
     return [_outcome(json.loads(value), attempt) for value, attempt in zip(values, attempts, strict=True)]
 

@@ -51,7 +51,6 @@ class Writer(threading.Thread):
         )
 
     def run(self) -> None:
-        """Writes until it is stopped."""
         while not self._stopped.wait(TICK):
             wanted = len(self.fleet.members) * self.rate * TICK / 60
             bursts = int(wanted) + (self._rng.random() < wanted % 1)
@@ -70,7 +69,6 @@ class Writer(threading.Thread):
             self.refused.append(f"{left} records were not delivered")
 
     def answer_all(self) -> None:
-        """Answers what waits for an answer, once writing has stopped."""
         self._answer(at_once=True)
         self._producer.flush(60)
 

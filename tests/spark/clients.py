@@ -41,7 +41,6 @@ class Client:
         self.lab, self.folder, self.topic, self.runs = lab, folder, lab.put(b"a").topic, 0
 
     def worker(self) -> str:
-        """Runs the job. Returns the number of the Python worker that has called the handler."""
         self.runs += 1
         root = self.folder / f"audit{self.runs}"
         done = run_script(RUNS_A_JOB, self.lab.broker.bootstrap, str(root), self.topic, **self.environment)
@@ -51,7 +50,6 @@ class Client:
 
 
 def daemons(server: SparkServer) -> int:
-    """How many Python daemons, the parents of workers, the server has."""
     saved = running(server.directory)
     assert saved is not None
     children = psutil.Process(saved.pid).children()
@@ -59,7 +57,6 @@ def daemons(server: SparkServer) -> int:
 
 
 def server_of(address: str) -> ConnectServer:
-    """The Spark Connect server that an address names."""
     found = connect_server(address)
     assert found is not None
     return found

@@ -9,13 +9,14 @@ from ackline.local.broker import Broker
 from tests.conftest import MakeTopic
 from tests.e2e.fixtures import spark
 from tests.e2e.lab import Spark
-from tests.spark.lab import Lab
+from tests.spark.lab import SPARK, Lab
 from tests.support import journal
 
 __all__ = ["spark"]
 
 
 @pytest.fixture
-def lab(spark: Spark, broker: Broker, topic: MakeTopic, tmp_path: Path) -> Lab:
-    """Runs jobs, and commits their files to an outcomes table of this test alone."""
-    return Lab(spark(), broker, tmp_path / "audit", Path(os.environ[journal.JOURNAL]), topic)
+def lab(request: pytest.FixtureRequest, broker: Broker, spark: Spark, topic: MakeTopic, tmp_path: Path) -> Lab:
+    """Runs jobs, and commits their files to an outcomes table of this test alone. Takes a runner as its parameter."""
+    session = spark() if getattr(request, "param", SPARK) == SPARK else None
+    return Lab(session, broker, tmp_path / "audit", Path(os.environ[journal.JOURNAL]), topic)

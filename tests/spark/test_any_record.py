@@ -75,7 +75,6 @@ def expected(read: Iterable[Message], tier: str, attempt: int) -> list[tuple[int
 
 
 def stored(lab: Lab, job: ReplayJob, tp: TopicPartition) -> list[tuple[int, int, str, Any]]:
-    """Offset, attempt, outcome and timestamp of each row that a job has stored for a topic-partition."""
     columns = ("offset", "attempt", "outcome", "record_timestamp")
     return [tuple(row[name] for name in columns) for row in lab.rows(job) if row["topic"] == tp.topic]
 
@@ -125,7 +124,6 @@ def is_text(headers: RawHeaders) -> bool:
 
 
 def outcome_of(message: Message, headers: RawHeaders, tier: str) -> str:
-    """Returns the outcome that follows from a record, if the names of its headers are text."""
     pairs = tuple((name.decode(), value) for name, value in headers)
     parts = (timestamp_of(message.timestamp()[1]), message.key(), message.value(), pairs)
     failed = crc32(message.value() or b"") % 3 == 0 if tier == "column_by_digest" else is_failed(parts)

@@ -19,8 +19,6 @@ from tests.spark.tree_jobs import TWO
 
 
 class Session:
-    """A session with these settings, which explains a plan by its text."""
-
     def __init__(self, **settings: str) -> None:
         self.settings = {name.replace("_", "."): value for name, value in settings.items()}
         self.conf: Any = self

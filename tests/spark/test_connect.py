@@ -43,7 +43,7 @@ from tests.spark.tiers import EXPECTED, OUTCOME_WORDS
 from tests.spark.tree_jobs import ITEMS, TWO, ran
 from tests.support import journal
 
-pytestmark = pytest.mark.deep
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PIPELINE = """
 name: client
@@ -333,10 +333,8 @@ def test_the_driver_of_an_airflow_task_is_a_client_that_ends_its_job_when_it_is_
 
 
 def test_no_password_gets_into_the_event_log_and_no_setting_into_another_session(lab: Lab, server: SparkServer) -> None:
-    """I13. The log has the text of each request, in which the Kafka source has its options.
-
-    The id of the client stands for a password: it travels without TLS, too.
-    """
+    """I13. The log has the text of each request, in which the Kafka source has its options. The id of the client stands
+    for a password: it travels without TLS, too."""
     tp = lab.put(b"a")
     lab.ran("ack", {tp: (0, 1)}, kafka={"client.id": "hunter-4711"})
     lab.ran("column_words", {tp: (0, 1)}, kafka={"client.id": "hunter-4711"})
@@ -364,6 +362,7 @@ print("the server is gone", flush=True)
 """
 
 
+@pytest.mark.deep
 def test_a_client_gives_up_a_server_after_some_seventy_seconds(lab: Lab) -> None:
     """By default after ten minutes, for each request."""
     session: Any = lab.spark

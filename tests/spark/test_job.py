@@ -14,7 +14,7 @@ from ackline.spark import lineage
 from ackline.spark.job import run_replay
 from ackline.spark.lineage import tasks_for
 from tests.kafka.kafka_log import delete_before, fill, put
-from tests.spark.lab import Lab
+from tests.spark.lab import Lab, each_runner
 from tests.worker.isolation.lab import EXPECTED, GROUPED, SPLIT, WORDS, items
 
 JOURNAL = "tests.support.journal:handle"
@@ -92,12 +92,13 @@ def test_committed_files_are_read_alike_by_delta_by_arrow_and_by_spark(lab: Lab)
     assert {row["outcome"]: row["count"] for row in counts} == {"acked": 90, "failed": 10}
 
 
+@each_runner
 def test_a_range_that_retention_has_deleted_is_an_error(lab: Lab) -> None:
     """S41, fault 17: the job never silently starts at a later offset."""
     tp = lab.fill(50)
     delete_before(lab.broker, tp.topic, 10)
     with pytest.raises(RangeGone):
-        run_replay(lab.spark, lab.job("ack", {tp: (5, 50)}))
+        lab.replayed(lab.job("ack", {tp: (5, 50)}))
 
 
 def test_offsets_beyond_the_log_end_are_an_error(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,11 @@ from types import ModuleType
 import pytest
 from pyspark import SparkConf, SparkContext
 
+from ackline.delta.folder import Folder
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.outcomes import Outcome
 from ackline.spark.job import check_replay, run_replay
-from ackline.spark.probe import WAIT_SECONDS_ONCE, wait_until_visible
-from ackline.tables.folder import Folder
-from ackline.worker.files import WrittenFile
+from ackline.spark.probe import WAIT_SECONDS_ONCE, wait_until_sized
 from tests.spark.lab import Lab
 
 NO_TOPIC = {TopicPartition("no-topic", 0): (0, 1)}
@@ -90,10 +88,6 @@ def test_i7_a_handler_in_a_process_of_its_own_is_imported_before_the_marker_is_c
 # -- files that tasks have named
 
 
-def written(path: str, size: int) -> WrittenFile:
-    return WrittenFile(path, size, 1, Outcome.ACKED, "{}", 0)
-
-
 class Time:
     """A clock that only sleeping moves; at `at` seconds it calls `then`."""
 
@@ -112,7 +106,7 @@ class Time:
 def test_files_that_are_there_are_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12")
     time = Time()
-    wait_until_visible(str(tmp_path), [written("a", 2), written("", 0)], time, time.sleep)
+    wait_until_sized(str(tmp_path), {"a": 2}, time, time.sleep)
     assert time.now == 0
 
 
@@ -123,13 +117,13 @@ def test_a_file_that_comes_late_or_grows_late_is_waited_for(tmp_path: Path, befo
     if before is not None:
         file.write_bytes(before)
     time = Time(40, lambda: file.write_bytes(b"12"))
-    wait_until_visible(str(tmp_path), [written("day/a", 2)], time, time.sleep)
+    wait_until_sized(str(tmp_path), {"day/a": 2}, time, time.sleep)
     assert 40 <= time.now < 60
 
 
 def test_at_most_once_a_file_is_waited_for_longer_because_its_records_are_not_handled_again(tmp_path: Path) -> None:
     time = Time(200, lambda: (tmp_path / "a").write_bytes(b"12"))
-    wait_until_visible(str(tmp_path), [written("a", 2)], time, time.sleep, WAIT_SECONDS_ONCE)
+    wait_until_sized(str(tmp_path), {"a": 2}, time, time.sleep, WAIT_SECONDS_ONCE)
     assert 200 <= time.now < 260
 
 
@@ -137,7 +131,7 @@ def test_a_file_that_never_comes_is_an_error_after_a_minute(tmp_path: Path) -> N
     (tmp_path / "a").write_bytes(b"12")
     time = Time()
     with pytest.raises(ConfigError, match="executors and driver do not share ACKLINE_AUDIT") as refused:
-        wait_until_visible(str(tmp_path), [written("a", 2), written("b", 3)], time, time.sleep)
+        wait_until_sized(str(tmp_path), {"a": 2, "b": 3}, time, time.sleep)
     assert 60 <= time.now < 65
     assert f"{tmp_path}/b with 3 bytes" in str(refused.value)
     assert "Set ACKLINE_AUDIT to a folder that all machines mount" in str(refused.value)
@@ -155,7 +149,7 @@ def test_a_stale_answer_of_the_file_system_is_asked_for_again(tmp_path: Path, mo
 
     monkeypatch.setattr(Folder, "sizes", sizes)
     time = Time()
-    wait_until_visible(str(tmp_path), [written("a", 2)], time, time.sleep)
+    wait_until_sized(str(tmp_path), {"a": 2}, time, time.sleep)
     assert (answers, time.now) == ([], 1)
 
 
@@ -163,4 +157,4 @@ def test_a_file_of_another_size_is_not_the_task_s(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"123")
     time = Time()
     with pytest.raises(ConfigError, match="has 3 bytes here"):
-        wait_until_visible(str(tmp_path), [written("a", 2)], time, time.sleep)
+        wait_until_sized(str(tmp_path), {"a": 2}, time, time.sleep)

@@ -10,12 +10,12 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.spark.job import run_replay
 from tests.kafka.kafka_log import fill
-from tests.spark.lab import Lab
+from tests.spark.lab import Lab, each_tier
 
 RATE, FRESH, RETRIES = 40, 60, 40
 
 
-@pytest.mark.parametrize("handler", ["by_word", "arrow_words", "column_words"])
+@each_tier
 def test_all_tasks_together_are_not_faster_than_the_rate(lab: Lab, handler: str) -> None:
     name = lab.topic(3)
     for partition in range(3):
@@ -29,7 +29,8 @@ def test_all_tasks_together_are_not_faster_than_the_rate(lab: Lab, handler: str)
     assert result.calls == FRESH + RETRIES
     assert sum(counts[Outcome.ACKED] for counts in result.counts.values()) == FRESH + RETRIES
     assert (FRESH + RETRIES) / RATE <= seconds < 30
-    assert len(times) <= RATE * (max(times) - min(times)).total_seconds() + RATE, "a second's worth at once at most"
+    most = RATE * (max(times) - min(times)).total_seconds() + RATE  # a second's worth at once
+    assert len(times) <= most + 1, "the clock reads a little later than a wait ends"
 
 
 def test_a_run_that_waits_can_be_watched_and_is_cancelled_at_once(lab: Lab) -> None:

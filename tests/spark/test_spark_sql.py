@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ackline.audit.sql import sql_result, table_folders
 from ackline.errors import ConfigError
-from ackline.tables.sql import sql_result, table_folders
 from ackline.tables.store import LedgerStore
+from tests.audit.hard_story import begin_hard_story
+from tests.audit.story import begin_story
 from tests.cli.cookbook import ANSWERS, blocks, plain
 from tests.e2e.lab import ROOT
-from tests.tables.hard_story import begin_hard_story
-from tests.tables.story import begin_story
 
 QUESTIONS = blocks("sql") | blocks("sql spark")
 HOSTILE = [
@@ -99,7 +99,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 
 def _ask_spark(*asked: tuple[str, list[str]]) -> list[list[Answer]]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.tables.spark_queries"],
+        [sys.executable, "-m", "tests.audit.spark_queries"],
         cwd=ROOT, input=json.dumps(asked), capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,25 +1,19 @@
-"""The column tier on real Spark, and retries of two tiers: the same records, the same outcomes as in
-tests/worker/test_tasks.py."""
+"""The column tier on real Spark, and the contract of both runners of jobs: the same records, the same outcomes as in
+tests/worker/test_tasks.py. The tests with the mark `each_runner` or `each_tier`, in this folder, are that contract."""
+
+from pathlib import Path
 
 import pytest
 
 from ackline.errors import ConfigError
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
 from ackline.spark.job import check_replay
 from ackline.spark.lineage import manifests_of
 from ackline.worker.streams import load_handler_or_streams
 from tests.kafka.kafka_log import delete_before, put
-from tests.spark.lab import Lab
-from tests.spark.tiers import (
-    EXPECTED,
-    KEY_WORDS,
-    KEYS,
-    OUTCOME_WORDS,
-    SECRET,
-    check_counts_alone,
-    check_retries,
-    hash_of,
-)
+from tests.spark.lab import IN_PROCESS, Lab, each_tier
+from tests.spark.tiers import EXPECTED, KEY_WORDS, KEYS, OUTCOME_WORDS, SECRET, hash_of
 
 
 def test_an_expression_returns_the_outcome_of_each_row(lab: Lab) -> None:
@@ -76,19 +70,53 @@ def test_an_expression_gets_tombstones_on_demand(lab: Lab) -> None:
     assert lab.outcomes(job)[0][1] == "failed"
 
 
-@pytest.mark.parametrize("handler", ["by_word", "column_words"])
+@each_tier
 def test_retries_meet_the_same_handler_with_their_own_attempt(lab: Lab, handler: str) -> None:
     """S19, S22: fresh ranges and retries of several partitions and topics in one job."""
-    check_retries(lab, handler)
+    a, b, c = tps = lab.partitions(2, 1)
+    first, second = a.topic, c.topic
+    bad, good = (b"fail", b"ok") if handler == "by_word" else (b"failed", b"acked")
+    for tp in tps:
+        lab.put_records(tp, [(None, value) for value in [good, bad, good, bad, good]])
+    job = lab.job(handler, {a: (2, 5), c: (0, 5)}, {a: {1: 4}, b: {0: 2, 3: 3, 4: 2}})
+    result = lab.run(job)
+    rows = [(row["topic"], row["partition"], row["offset"], row["attempt"], row["outcome"]) for row in lab.rows(job)]
+    expected = [
+        (first, 0, 1, 4, "failed"), (first, 0, 2, 1, "acked"), (first, 0, 3, 1, "failed"), (first, 0, 4, 1, "acked"),
+        (first, 1, 0, 2, "acked"), (first, 1, 3, 3, "failed"), (first, 1, 4, 2, "acked"),
+        *[(second, 0, offset, 1, "failed" if offset % 2 else "acked") for offset in range(5)],
+    ]  # fmt: skip
+    assert (sorted(rows), result.calls) == (sorted(expected), 12)
+    assert 4 <= result.fetched_for_retries <= 15
 
 
-def test_waits_are_counted_of_each_partition_and_rows_may_be_counted_only(lab: Lab) -> None:
-    check_counts_alone(lab, "column_words")
+@each_tier
+def test_waits_are_counted_of_each_partition_and_rows_may_be_counted_only(lab: Lab, handler: str) -> None:
+    first, second, third = tps = lab.partitions(3)
+    for tp in tps:
+        lab.put_records(tp, [(None, b"acked"), (None, None), (None, b"acked")])
+    given = (handler, {first: (0, 3), second: (0, 3)}, {third: {0: 2, 2: 2}})
+    recorded = lab.run(lab.job(*given))
+    assert recorded.fetches.keys() == set(tps)
+    for waits in recorded.fetches.values():
+        assert waits.count >= 1
+        assert 0 < waits.longest <= waits.seconds < 60
+    before = set(Path(lab.table.uri).rglob("*.parquet"))
+    counted = lab.run(lab.job(*given, record_outcomes=False))
+    assert (counted.files, set(Path(lab.table.uri).rglob("*.parquet"))) == ((), before)
+    assert (counted.counts, counted.calls) == (recorded.counts, recorded.calls)
+    fresh = {Outcome.ACKED: 2, Outcome.SKIPPED: 1}
+    assert counted.counts == {first: fresh, second: fresh, third: {Outcome.ACKED: 2}}
+
+
+@pytest.mark.parametrize("lab", [IN_PROCESS], indirect=True)
+def test_a_column_handler_needs_spark(lab: Lab) -> None:
+    with pytest.raises(ConfigError, match="needs Spark"):
+        lab.run(lab.job("column_words", {lab.put(b"acked"): (0, 1)}))
 
 
 @pytest.fixture
 def log(lab: Lab) -> tuple[TopicPartition, TopicPartition]:
-    """Two partitions that hold the same records."""
     name = lab.topic(2)
     for partition in range(2):
         put(lab.broker, name, list(zip(KEYS, KEY_WORDS, strict=True)), partition)

@@ -10,11 +10,11 @@ from ackline.errors import ConfigError, TransientError
 from ackline.ledger.offsets import TopicPartition
 from ackline.spark.job import check_replay, run_replay
 from ackline.spark.lineage import ROWS, manifests_of
-from ackline.worker.trees.acker import by_block
-from ackline.worker.trees.events import BLOCK, EventFormat, Events, PackedEvents
-from ackline.worker.trees.rows import ROWS_SCHEMA
+from ackline.trees.acker import by_block
+from ackline.trees.events import BLOCK, EventFormat, Events, PackedEvents
+from ackline.trees.rows import ROWS_SCHEMA
 from tests.spark import tree_handlers
-from tests.spark.lab import Lab
+from tests.spark.lab import Lab, each_runner
 from tests.spark.tree_jobs import ITEMS, SPLIT, TWO, ran, steps, values
 
 ROOT = Path(__file__).parents[2]
@@ -31,10 +31,11 @@ DIAMOND = steps(
 )
 
 
+@each_runner
 def test_one_job_runs_each_handler_once_for_each_tuple(lab: Lab) -> None:
     """Two branches that meet in a join: a plan that evaluated a branch twice would call its handlers twice."""
     tp = lab.put(*values([ITEMS] * 500))
-    result = run_replay(lab.spark, lab.job(SPLIT, {tp: (0, 500)}, topology=DIAMOND))
+    result = lab.replayed(lab.job(SPLIT, {tp: (0, 500)}, topology=DIAMOND))
     assert result.steps is not None
     assert {name: (done.executed, done.emitted, done.acked) for name, done in result.steps.steps.items()} == {
         "source": (500, 1500, 500),
@@ -84,8 +85,15 @@ def test_the_physical_plan_of_two_steps_is_the_one_that_the_documentation_shows(
     assert f"```\n{plan.rstrip()}\n```" in shown, plan
 
 
+@each_runner
 def test_s67_a_diamond_acks_its_records_and_a_join_fails_single_ones(lab: Lab) -> None:
-    records = [ITEMS, [{"key": "a", "do": "hold"}], [{"key": "a", "do": "fail in join"}], ITEMS]
+    records = [
+        ITEMS,
+        [{"key": "a", "do": "hold"}],
+        [{"key": "a", "do": "fail in join"}],
+        ITEMS,
+        [{"key": "b", "do": "fail"}],
+    ]
     job = ran(lab, records, DIAMOND)
     # The sum of key a is anchored to all records that have this key. It was emitted, and acked.
     assert lab.outcomes(job) == [
@@ -93,9 +101,14 @@ def test_s67_a_diamond_acks_its_records_and_a_join_fails_single_ones(lab: Lab) -
         (1, "failed", "Unacked"),
         (2, "failed", "Fail"),
         (3, "acked", None),
+        (4, "failed", "ValueError"),
     ]
+    # Only the last one was raised by a line of code.
+    places = {row["offset"]: re.sub(":.* in ", ":LINE in ", row["error_place"] or "") for row in lab.rows(job)}
+    assert places == {0: "", 1: "", 2: "", 3: "", 4: "tests/spark/tree_handlers.py:LINE in do"}
 
 
+@each_runner
 def test_steps_an_arrow_batch_at_a_time_leave_what_record_steps_leave(lab: Lab) -> None:
     """Tuples travel between Spark's tasks as Arrow columns, several in a row, and the join sorts them itself."""
     records = [
@@ -163,7 +176,6 @@ def test_s63_rows_of_events_that_came_twice_or_late_change_nothing(lab: Lab) -> 
 
 
 def event(format_: EventFormat, offset: int, by: int, xor: int, open_: int, acked: int, time: int) -> Events:
-    """An event of a topology of one step; by the source if `by` is -1."""
     row = np.zeros(1, format_.dtype)
     row["offset"], row["attempt"], row["time"], row["by"], row["sources"] = offset, 1, time, by, int(by == -1)
     row["xor"], row["open"], row["acked"] = xor, open_, acked

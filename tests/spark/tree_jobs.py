@@ -25,11 +25,9 @@ TWO = steps(
 
 
 def values(records: list[list[dict[str, Any]]]) -> list[bytes]:
-    """The values of records with these items."""
     return [json.dumps(items).encode() for items in records]
 
 
 def ran(lab: Lab, records: list[list[dict[str, Any]]], of: Topology, **settings: Any) -> ReplayJob:
-    """Runs a job over records with these items."""
     tp = lab.put(*values(records))
     return lab.ran(SPLIT, {tp: (0, len(records))}, topology=of, **settings)

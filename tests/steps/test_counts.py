@@ -5,9 +5,9 @@ from io import StringIO
 
 from rich.console import Console
 
-from ackline.actions.status import status
 from ackline.airflow.metrics import add_counters
 from ackline.airflow.results import planned_summary, settled_summary
+from ackline.answers.status import status
 from ackline.cli.tables import print_turn
 from ackline.errors import AcklineError
 from ackline.ledger.offsets import TopicPartition

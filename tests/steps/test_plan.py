@@ -15,7 +15,7 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.planning import CAUGHT_UP, NO_LEADER, PARKED, PAUSED
 from ackline.ledger.turns import Plan, TurnKind
 from ackline.steps import plan
-from tests.support.memory import READ, MemoryLog
+from tests.support.memory import READ
 from tests.support.memory_lane import DEAD, FAILS, FAILS_ONCE, NOON, OK, PAYMENTS, TP, TP1, MemoryLane
 from tests.support.memory_store import MemoryStore
 
@@ -123,9 +123,6 @@ SKIP = {"offsets": 5, "policy": "skip"}
 LATER = {"initial_delay": "1h", "period": "1h"}
 
 
-# ---- who is served first, and who gets nothing --------------------------------------------------------------------
-
-
 def test_the_partition_that_waits_longest_is_served_first_and_one_without_records_takes_no_share() -> None:
     lane = MemoryLane(*[OK] * 9, partitions=3, max_records_per_run=4)
     lane.produce(*[OK] * 9, tp=TP1, time=NOON - timedelta(hours=1))
@@ -149,22 +146,6 @@ def test_a_partition_that_has_lost_all_that_was_unread_has_nothing_new_and_is_no
     lane.log().expire(3)
     [planned] = lane.run().plans
     assert (planned.partitions[TP].why, lane.committed()) == (CAUGHT_UP, 3)
-
-
-def test_a_partition_without_leader_holds_no_other_up() -> None:
-    lane = MemoryLane(OK)
-    lane.world.topics["orders"].logs[1] = MemoryLog(has_leader=False)
-    lane.run()
-    lane.produce(OK, tp=TP1)
-    lane.log(TP1).has_leader = True
-    lane.run()
-    lane.log(TP1).has_leader = False
-    lane.produce(OK)
-    lane.run()
-    assert (lane.committed(), lane.floor(TP1)) == (2, 1)
-
-
-# ---- too far behind -----------------------------------------------------------------------------------------------
 
 
 def test_s45_a_skip_settles_what_is_pending_though_the_window_is_full_and_the_run_logs_it(
@@ -225,10 +206,3 @@ def test_s45_a_partition_that_is_not_read_is_not_too_far_behind_until_it_is(poli
     for tp in (TP, TP2, PAYMENTS):
         assert lane.ranges(Outcome.SKIPPED, tp) == [(0, 1), (2, 7)]
         assert lane.calls(tp) == [(0, 1), (1, 1), *((offset, 1) for offset in range(7, 12))]
-
-
-def test_s45_a_run_stops_only_where_it_is_too_far_behind() -> None:
-    lane = MemoryLane(OK, OK, max_offset_behind={"offsets": 2, "policy": "fail"}).after_run()
-    lane.produce(OK, OK, OK)
-    lane.run_fails(TooFarBehind, "3 offsets behind")
-    assert (lane.committed(), lane.newest().turn.n) == (2, 1)

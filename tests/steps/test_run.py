@@ -1,20 +1,24 @@
 """When a run, or the replay step of a DAG, takes another turn; and a run that is requested to read less."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from ackline.errors import ConfigError, RangeGone, TurnVoided
+from ackline.forms.form import SETTING, RunRequest
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.planning import NOT_REQUESTED, ONLY_RETRIES
 from ackline.ledger.turns import TurnKind
-from ackline.pipeline.form import SETTING, RunRequest
 from ackline.steps import plan, run
 from ackline.steps.run import replay_until_records
 from tests.support.memory import AFTER, BEFORE
 from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import FAILS, FAILS_ONCE, OK, TP, TP1, MemoryLane, void
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_replay_step_goes_on_over_gaps_to_the_turn_that_settle_is_to_find() -> None:
@@ -25,6 +29,17 @@ def test_the_replay_step_goes_on_over_gaps_to_the_turn_that_settle_is_to_find() 
     done = run.replay_until_records(lane.adapters(), no_session)
     lane.settle()
     assert (done.calls, lane.calls(), lane.newest().turn.n, lane.committed()) == (1, [(5, 1)], 3, 6)
+
+
+def test_the_example_of_the_concepts_has_the_calls_and_floors_that_the_page_shows() -> None:
+    lane = MemoryLane(OK, OK, FAILS_ONCE, OK, None, retry={"initial_delay": "0s", "period": "0s", "max_retries": 2})
+    lane.log().add_gap(1)
+    lane.produce(FAILS, OK)
+    floors = [lane.after_run().committed() for _ in range(3)]
+    shown = re.findall(r"^\| turn \d.* (\d+) \|$", (ROOT / "docs/concepts.md").read_text(), re.MULTILINE)
+    assert floors == [2, 6, 8] == [int(floor) for floor in shown]
+    assert lane.calls() == [(0, 1), (1, 1), (2, 1), (3, 1), (6, 1), (7, 1), (2, 2), (6, 2), (6, 3)]
+    assert [letter.value for letter in lane.letters()] == [FAILS]
 
 
 def test_the_replay_step_leaves_the_turn_of_another_run_to_that_run() -> None:
@@ -197,12 +212,6 @@ def test_a_partition_that_the_lane_does_not_have_is_refused_before_anything_is_p
     assert lane.newest().turn == before
 
 
-def test_a_plan_that_is_open_stays_as_it_is() -> None:
-    lane = MemoryLane(OK, OK).after_plan()
-    asked(lane, only_retries=True)
-    assert len(lane.calls()) == 2
-
-
 def test_the_next_turn_of_a_run_in_airflow_keeps_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first turn reads a gap alone, so the driver plans the next one itself."""
     lane = MemoryLane(partitions=2)
@@ -214,3 +223,9 @@ def test_the_next_turn_of_a_run_in_airflow_keeps_the_request(monkeypatch: pytest
     replay_until_records(lane.adapters(), no_session)
     lane.settle()
     assert (lane.calls(TP), lane.calls(TP1)) == ([(3, 1), (4, 1)], [])
+
+
+def test_a_plan_that_is_open_stays_as_it_is() -> None:
+    lane = MemoryLane(OK, OK).after_plan()
+    asked(lane, only_retries=True)
+    assert len(lane.calls()) == 2

@@ -81,9 +81,6 @@ def test_i4_decisions_that_another_process_stores_meanwhile_are_folded(when: str
     assert (len(lane.letters()), lane.committed()) == (1, 1)
 
 
-# ---- the breaker --------------------------------------------------------------------------------------------------
-
-
 def trip(lane: MemoryLane) -> str:
     with pytest.raises(TooManyFailures) as caught:
         lane.run()

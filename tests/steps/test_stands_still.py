@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ackline.actions.standstill import what_stands_still
+from ackline.answers.standstill import what_stands_still
 from ackline.errors import (
     AcklineError,
     ConfigError,
@@ -26,6 +26,7 @@ from ackline.errors import (
     TooFarBehind,
     TooManyFailures,
     TopicChanged,
+    command_of,
 )
 from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.fold import PendingKind
@@ -66,6 +67,8 @@ def stops(lane: MemoryLane, error: type[AcklineError], match: str | None = None)
     assert str(lane.run_fails(error, match)) == str(first)
     standing = what_stands_still(lane.adapters())
     assert standing is not None
+    assert standing.command == command_of(first, "lane")
+    assert standing.sentence == str(first) or lane.world.tables.lost_files
     return first
 
 
@@ -163,7 +166,7 @@ def test_i18_records_that_retention_took_are_skipped(operator: Operator) -> None
     assert lane.ranges(Outcome.SKIPPED) == [(1, 3)]
 
 
-def test_i18_a_partition_that_is_too_far_behind_is_skipped(operator: Operator) -> None:
+def test_i18_s45_a_partition_that_is_too_far_behind_is_skipped(operator: Operator) -> None:
     lane = MemoryLane(OK, max_offset_behind={"offsets": 2, "policy": "fail"}).after_run()
     lane.produce(OK, OK, OK, OK)
     operator.does(lane, stops(lane, TooFarBehind), "skip")
@@ -258,8 +261,10 @@ def test_i18_a_commit_of_the_tables_that_is_missing_is_restored() -> None:
 
 def test_i18_a_clock_that_is_behind_the_last_turn_is_corrected() -> None:
     lane = MemoryLane(OK).after_run()
+    before = list(lane.world.history)
     with pytest.raises(ConfigError, match=r"--now .* is before the last turn, of "):
         lane.run(lane.adapters(fixed_now=NOON - timedelta(hours=1)))
+    assert lane.world.history == before
     goes_on(lane)
 
 
@@ -308,7 +313,7 @@ STATES = {
         test_i18_a_topic_that_is_another_one_or_was_truncated_is_reset
     ),
     "retention took unsettled records under `on_expired: fail`": test_i18_records_that_retention_took_are_skipped,
-    "a partition is too far behind under the policy `fail`": test_i18_a_partition_that_is_too_far_behind_is_skipped,
+    "a partition is too far behind under the policy `fail`": test_i18_s45_a_partition_that_is_too_far_behind_is_skipped,
     "too many new records fail": test_i18_records_that_the_breaker_holds_back_are_let_through,
     "dead letters are not acknowledged": test_i18_dead_letters_that_are_not_acknowledged_are_sent_again,
     "a partition has no leader": test_i18_a_partition_without_a_leader_is_left_out_until_it_has_one,

@@ -54,7 +54,6 @@ class Actor:
             self._thread.join()
 
     def kill(self) -> None:
-        """Ends the process where it is stopped."""
         self._killed = True
         if self._thread is not None and not self.over:
             self.advance(None)

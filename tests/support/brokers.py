@@ -8,21 +8,19 @@ stop and kill them.
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from ackline.errors import FatalError
 from ackline.local.broker import READY_SECONDS, Broker
-from ackline.local.processes import wait_until
+from ackline.local.processes import Startable, wait_until
 
 ON_ALL = (2, 3, 1)
 """Replicas on all nodes; node 2 leads while it is up."""
 
 
-class Brokers:
+class Brokers(Startable):
     """Three brokers below a folder; a context manager that starts and stops them.
 
     `config` adds to the settings of each broker. `heap_mb` limits the heap of each, in MiB.
@@ -39,17 +37,7 @@ class Brokers:
 
     @property
     def bootstrap(self) -> str:
-        """The value of a client's `bootstrap.servers`, with all three brokers."""
         return ",".join(node.bootstrap for node in self.nodes.values())
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Starts the brokers that do not run. Raises FatalError if one does not start, after ending all of them."""

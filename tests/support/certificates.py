@@ -24,14 +24,11 @@ PASSWORD = "the password of the key store"
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate with its key."""
-
     certificate: x509.Certificate
     private_key: ec.EllipticCurvePrivateKey
 
     @property
     def pem(self) -> str:
-        """The certificate as PEM text."""
         return self.certificate.public_bytes(Encoding.PEM).decode()
 
     @property
@@ -56,8 +53,6 @@ class Issued:
 
 
 class Authority:
-    """An authority that issues certificates."""
-
     def __init__(self, name: str = "authority of the tests") -> None:
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         key = ec.generate_private_key(ec.SECP256R1())
@@ -65,7 +60,6 @@ class Authority:
 
     @property
     def pem(self) -> str:
-        """The authority's own certificate, as PEM text."""
         return self._own.pem
 
     def issue(self, name: str, *, host: str = LOOPBACK, valid: timedelta = timedelta(days=1)) -> Issued:

@@ -25,7 +25,7 @@ from websockets.sync.client import ClientConnection, connect
 T = TypeVar("T")
 FOLDER = Path(__file__).parent / "browser"
 INSTALLED = FOLDER.parents[2] / ".ackline" / "browser"
-ANSWER_SECONDS = 60.0
+START_SECONDS, ANSWER_SECONDS = 90.0, 60.0
 AXE = "axe.min.js"
 """The script of axe-core, which finds what keeps people with a screen reader or a keyboard from a page."""
 
@@ -83,47 +83,52 @@ def browser(profile: Path) -> Iterator["Tab"]:
     ]  # fmt: skip
     libraries = os.pathsep.join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), str(folder / "lib")]))
     environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "HOME": str(profile)}
-    log = profile / "chromium.log"
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True
-        )
-        try:
-            # Without keepalive: the events of a page that a test leaves alone fill the buffer, and no pong is read.
-            address = _address(process, profile, log)
-            with connect(address, max_size=None, proxy=None, ping_interval=None) as connection:
-                yield Tab(connection)
-        finally:
-            process.kill()
-            process.wait()
+    with connected(command, environment, profile / "DevToolsActivePort", _address_of_tab) as connection:
+        yield Tab(connection)
 
 
-def _address(process: "subprocess.Popen[bytes]", profile: Path, log: Path) -> str:
-    """Returns the address of the tab, once the browser listens."""
-    file, until = profile / "DevToolsActivePort", time.monotonic() + 60
-    while not (file.exists() and file.read_text().strip()):
-        if process.poll() is not None:
-            raise NoBrowserError(f"Chromium does not run here: {log.read_text(errors='replace')[:500]}")
-        assert time.monotonic() < until, log.read_text(errors="replace")[-500:]
-        time.sleep(0.05)
-    port = file.read_text().split()[0]
+def _address_of_tab(listens: str) -> str:
+    port = listens.split()[0]
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"http://127.0.0.1:{port}/json", timeout=ANSWER_SECONDS) as answer:
         pages = [target for target in json.load(answer) if target["type"] == "page"]
     return str(pages[0]["webSocketDebuggerUrl"])
 
 
-class Tab:
-    """A tab of the browser. `problems` are the errors of its console and of the network, and scripts' exceptions."""
+@contextmanager
+def connected(
+    command: list[str], environment: dict[str, str], file: Path, address_in: Callable[[str], str]
+) -> Iterator[ClientConnection]:
+    """Runs a browser, and yields a connection to the address that it writes into a file of its profile once it listens.
+
+    Raises NoBrowserError if the browser does not run here.
+    """
+    log, until = file.with_name("browser.log"), time.monotonic() + START_SECONDS
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True
+        )
+        try:
+            while not (file.exists() and file.read_text().strip()):
+                text = log.read_text(errors="replace")
+                if process.poll() is not None:
+                    raise NoBrowserError(f"{command[0]} does not run here: {text[:500]} … {text[-500:]}")
+                assert time.monotonic() < until, text[-500:]
+                time.sleep(0.05)
+            # Without keepalive: the events of a page that a test leaves alone fill the buffer, and no pong is read.
+            with connect(address_in(file.read_text()), max_size=None, proxy=None, ping_interval=None) as connection:
+                yield connection
+        finally:
+            process.kill()
+            process.wait()
+
+
+class Client:
+    """Sends commands to a browser, and passes its events to `note`."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
         self._ids = itertools.count(1)
-        self.problems: list[str] = []
-        self.requests: list[str] = []
-        """The addresses that were requested."""
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.command(f"{domain}.enable")
 
     def command(self, method: str, **parameters: object) -> dict[str, Any]:
         """Sends a command, and returns its result. Raises AssertionError if the browser refuses it."""
@@ -132,12 +137,27 @@ class Tab:
         while True:
             message = json.loads(self._connection.recv(timeout=ANSWER_SECONDS))
             if message.get("id") == number:
-                assert "error" not in message, (method, message["error"])
+                assert "error" not in message, (method, message)
                 result: dict[str, Any] = message["result"]
                 return result
-            self._note(message.get("method"), message.get("params", {}))
+            self.note(message.get("method"), message.get("params", {}))
 
-    def _note(self, event: str | None, details: dict[str, Any]) -> None:
+    def note(self, event: str | None, details: dict[str, Any]) -> None:
+        """Takes an event; here it does nothing."""
+
+
+class Tab(Client):
+    """A tab of the browser. `problems` are the errors of its console and of the network, and scripts' exceptions."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        super().__init__(connection)
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        """The addresses that were requested."""
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.command(f"{domain}.enable")
+
+    def note(self, event: str | None, details: dict[str, Any]) -> None:
         if event == "Runtime.exceptionThrown":
             self.problems.append(str(details["exceptionDetails"].get("exception", details["exceptionDetails"])))
         elif event == "Runtime.consoleAPICalled" and details["type"] in ("error", "assert"):
@@ -148,7 +168,6 @@ class Tab:
             self.requests.append(details["request"]["url"])
 
     def size(self, width: int, height: int) -> None:
-        """Sets the viewport."""
         self.command(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
@@ -178,7 +197,6 @@ class Tab:
         self.command("Input.dispatchKeyEvent", type="keyUp", modifiers=2, **key)
 
     def wait_for(self, script: str, seconds: float = 120.0) -> None:
-        """Waits until an expression in the page is true."""
         self._until(lambda: self._value_or_none(f"!!({script})"), script, seconds)
 
     def _value_or_none(self, script: str) -> Any:
@@ -211,6 +229,5 @@ class Tab:
         ]
 
     def screenshot(self, file: Path) -> None:
-        """Writes a picture of the viewport as PNG."""
         picture = self.command("Page.captureScreenshot", format="png")["data"]
         file.write_bytes(base64.b64decode(picture))

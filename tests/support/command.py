@@ -19,7 +19,6 @@ class Ended(NamedTuple):
 
 
 def run_main(arguments: Sequence[str]) -> Ended:
-    """Runs the command with these arguments."""
     output, errors, status = io.StringIO(), io.StringIO(), None
     with patch.object(sys, "argv", ["ackline", *arguments]), redirect_stdout(output), redirect_stderr(errors):
         try:

@@ -23,8 +23,6 @@ REASON = "as the record orders"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the handler."""
-
     topic: str
     partition: int
     offset: int
@@ -54,7 +52,8 @@ def follow_orders(orders: object, attempt: int) -> None:
     """Does what the decoded value of a record orders on this attempt; returns if it orders nothing."""
     if not isinstance(orders, dict):
         return
-    time.sleep(orders.get("sleep", 0))
+    if "sleep" in orders:  # a sleep of 0 s still gives the processor away, and there is one for each record
+        time.sleep(orders["sleep"])
     if orders.get("exit"):
         sys.exit(REASON)
     if orders.get("skip"):

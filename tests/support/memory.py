@@ -83,7 +83,6 @@ class MemoryLog:
             self.end += 1
 
     def add_gap(self, offsets: int) -> None:
-        """Appends offsets that hold no record."""
         self.end += offsets
 
     def expire(self, start: int) -> None:
@@ -198,7 +197,6 @@ class Faults:
     jobs: deque[str] = field(default_factory=deque)
 
     def clear(self) -> None:
-        """Removes all faults."""
         for queue in (self.letters, self.tables, self.commits, self.jobs):
             queue.clear()
 
@@ -252,6 +250,8 @@ class World:
         self.tables = MemoryTables()
         self.history: list[HandlerCall | ArrivedLetter | TableCommit | GroupCommit] = []
         self.faults = Faults()
+        self.code = ""
+        """The code that each process runs, as `ackline.lane.code` names it."""
         self.handle: Callable[[Record], InFlight | None] = handle_by_orders
         self.newest_settlements: dict[str, tuple[int, int]] = {}
         """The newest settlement (epoch, n) that each process has seen, by run id."""
@@ -262,11 +262,9 @@ class World:
         return frozenset(o for o in ("DESCRIBE", "READ", "WRITE") if (o, kind, name) not in self.denied)
 
     def clock(self) -> datetime:
-        """Returns the time of the world."""
         return self.now
 
     def new_id(self, kind: str) -> str:
-        """Returns an id that nothing else in the world has."""
         self._ids += 1
         return f"{kind}-{self._ids}"
 
@@ -284,7 +282,6 @@ class World:
             self.committed = {key: value for key, value in self.committed.items() if key[1].topic != name}
 
     def log(self, tp: TopicPartition) -> MemoryLog | None:
-        """Returns the log of a partition; None if it does not exist."""
         topic = self.topics.get(tp.topic)
         return None if topic is None else topic.logs.get(tp.partition)
 

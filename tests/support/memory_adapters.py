@@ -58,7 +58,6 @@ class MemoryAdapters(Adapters):
     hook: Hook = no_hook
 
     def reader(self) -> ExactReader:
-        """Returns a reader of given offsets."""
         assert self.world is not None
         return MemoryReader(self.world, self.pipeline.kafka.isolation, self.hook)
 
@@ -71,12 +70,10 @@ class MemoryAdapters(Adapters):
         """Does nothing: tasks in memory leave no folders."""
 
     def dead_letter_sender(self, topic: str) -> DeadLetters:
-        """Returns a sender to a dead-letter topic."""
         assert self.world is not None
         return MemoryLetters(self.world, topic, self.hook, self.run_id)
 
     def send_answers(self, topic: str, answers: Sequence[tuple[str, str]]) -> None:
-        """Appends (token, value) to partition 0 of the ack topic."""
         assert self.world is not None
         log = self.world.log(TopicPartition(topic, 0))
         assert log is not None
@@ -125,6 +122,7 @@ def memory_adapters(
         sleep=lambda _: None,
         run_job=run_job,
         check_job=lambda *_: None,
+        code=lambda: world.code,
         partition_filter=load_partition_filter(pipeline.kafka.partition_filter),
         world=world,
         hook=hook,

@@ -43,11 +43,9 @@ class MemoryCluster(Cluster):
         """Does nothing."""
 
     def reachable(self) -> str:
-        """Returns the cluster's id."""
         return "memory"
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
-        """Returns those of the named topics that exist."""
         self._hook("topics", READ)
         existing = {name: self.world.topics[name] for name in sorted(set(names)) if name in self.world.topics}
         return {
@@ -56,7 +54,6 @@ class MemoryCluster(Cluster):
         }
 
     def operations(self, names: Iterable[str]) -> dict[str, frozenset[str] | None]:
-        """Returns what the world does not deny."""
         return {name: self.world.operations("topic", name) for name in names}
 
     def policies(self, names: Iterable[str]) -> dict[str, TopicPolicy]:
@@ -64,7 +61,6 @@ class MemoryCluster(Cluster):
         return {}
 
     def names(self) -> list[str]:
-        """Returns the names of all topics that the login may describe, sorted."""
         self._hook("names", READ)
         return [name for name in sorted(self.world.topics) if "DESCRIBE" in self.world.operations("topic", name)]
 
@@ -75,7 +71,6 @@ class MemoryCluster(Cluster):
         return {tp: self._bounds(tp) for tp in sorted(set(partitions))}
 
     def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Returns the log end of each partition, open transactions included."""
         self._hook("bounds", READ)
         return {tp: self._log_with_leader(tp).end for tp in sorted(set(partitions))}
 
@@ -91,7 +86,7 @@ class MemoryCluster(Cluster):
             raise TransientError(f"{tp} has no leader", tp=tp)
         return log
 
-    def truncated_at(self, positions: Positions) -> dict[TopicPartition, int | None]:
+    def truncated_at(self, positions: Positions, timeout: float = 0.0) -> dict[TopicPartition, int | None]:
         """Returns the partitions whose log no longer holds all that the leader of the epoch had below the offset."""
         self._hook("epochs", READ)
         truncated: dict[TopicPartition, int | None] = {}
@@ -107,7 +102,6 @@ class MemoryCluster(Cluster):
     def record_times(
         self, offsets: Mapping[TopicPartition, int], *, timeout: float = 5.0
     ) -> dict[TopicPartition, datetime]:
-        """Returns the timestamp of the first record at or after each offset, without offsets that have none."""
         self._hook("times", READ)
         times = {}
         for tp, first in offsets.items():
@@ -122,7 +116,6 @@ class MemoryCluster(Cluster):
     def offsets_since(
         self, partitions: Iterable[TopicPartition], milliseconds: int
     ) -> dict[TopicPartition, int | None]:
-        """Returns the first offset of each partition whose record has this timestamp or a greater one, or None."""
         first: dict[TopicPartition, int | None] = {}
         for tp in partitions:
             log = self._log_with_leader(tp)
@@ -161,7 +154,6 @@ class MemoryGroup(Group):
         return sorted(self.world.members)
 
     def operations(self, probe: str = "") -> frozenset[str] | None:
-        """Returns what the world does not deny."""
         return self.world.operations("group", self.group_id)
 
     def _alter_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
@@ -185,8 +177,6 @@ class MemoryGroup(Group):
 
 
 class MemoryReader(ExactReader):
-    """Reads given offsets of the logs of a world."""
-
     def __init__(self, world: World, isolation: str, hook: Hook = no_hook) -> None:
         self.world, self.isolation, self._hook = world, isolation, hook
         self._count = 0
@@ -196,7 +186,6 @@ class MemoryReader(ExactReader):
 
     @property
     def delivered(self) -> int:
-        """The number of records read so far."""
         return self._count
 
     @property
@@ -205,7 +194,6 @@ class MemoryReader(ExactReader):
         return 0
 
     def read(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> Iterator[Found | Gone]:
-        """Yields one answer for each offset, in order within its partition; raises as the real reader does."""
         partitions = {tp: offsets for tp, offsets in sorted(wanted.items()) if offsets}
         bounds = MemoryCluster(self.world, self.isolation, self._hook).bounds(partitions)
         for tp, offsets in partitions.items():
@@ -246,7 +234,6 @@ class MemoryLetters(DeadLetters):
         """Does nothing."""
 
     def send(self, letters: Iterable[Letter]) -> Iterator[Delivery]:
-        """Sends each letter, and yields the deliveries in the same order."""
         deliveries = [self._deliver(letter) for letter in letters]
         yield from deliveries
 

@@ -16,6 +16,7 @@ from ackline.backfill import run as backfill
 from ackline.backfill.choose import Choice, choose_offsets
 from ackline.backfill.perform import backfill_pipeline
 from ackline.errors import AcklineError
+from ackline.forms.arguments import BackfillArguments, check_same, id_of, lane_of
 from ackline.lane.commit import CommitResult
 from ackline.ledger.account import Account
 from ackline.ledger.commit_rule import Committed
@@ -23,7 +24,6 @@ from ackline.ledger.fold import OutcomeRow, PartitionState, PendingKind
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, Plan, SettledPartition, Settlement, TurnKind
-from ackline.pipeline.arguments import BackfillArguments, check_same, id_of, lane_of
 from ackline.pipeline.pipeline import Pipeline
 from ackline.steps import plan, replay, run, settle
 from tests.support.actor import Actor, Killed
@@ -101,8 +101,6 @@ class MemoryLane:
         self._strikes.append((operation, when, action))
 
     def die(self, operation: str, when: str | None = None) -> None:
-        """Kill the process that comes to the operation, once."""
-
         def kill() -> None:
             raise Killed
 
@@ -127,14 +125,12 @@ class MemoryLane:
         return replace(memory_adapters(self.world, pipeline, run_id, hook or self._hook), **changes)
 
     def adapters_of(self, pipeline: Pipeline, lane: str) -> MemoryAdapters:
-        """The adapters of another lane of the pipeline."""
         return memory_adapters(self.world, pipeline, "command", self._hook, lane=lane)
 
     def run(self, adapters: MemoryAdapters | None = None) -> run.RunResult:
         return run.run(adapters or self.adapters(), no_session)
 
     def after_run(self) -> Self:
-        """The lane, after a run."""
         self.run()
         return self
 
@@ -147,12 +143,10 @@ class MemoryLane:
         return caught.value
 
     def after_plan(self) -> Self:
-        """The lane, with a turn that is planned and not replayed."""
         self.plan()
         return self
 
     def after_replay(self) -> Self:
-        """The lane, with a turn that is replayed and not settled."""
         self.plan_and_replay()
         return self
 
@@ -173,7 +167,7 @@ class MemoryLane:
 
     def perform(
         self, kind: TurnKind, targets: Mapping[TopicPartition, int] | None = None, *, whole: bool = False
-    ) -> actions.PerformedAction:
+    ) -> actions.PreparedAction:
         """An operator action; without `targets`, or beside them where `whole`, on every partition at its floor."""
 
         def choose(newest: Settlement) -> dict[TopicPartition, int]:
@@ -208,11 +202,9 @@ class MemoryLane:
         return metrics
 
     def kinds(self) -> list[TurnKind]:
-        """Kinds of all settlements, in order."""
         return [settlement.kind for settlement in self.world.tables.settlements.values()]
 
     def committed(self, tp: TopicPartition = TP) -> int | None:
-        """The group's offset."""
         committed = self.world.committed.get((GROUP, tp))
         return committed.offset if committed else None
 
@@ -222,11 +214,9 @@ class MemoryLane:
         return [(call.offset, call.attempt) for call in calls if call.tp == tp]
 
     def offsets(self, tp: TopicPartition = TP) -> list[int]:
-        """Offsets of all handler calls on a partition, in order."""
         return [offset for offset, _ in self.calls(tp)]
 
     def letters(self) -> list[ArrivedLetter]:
-        """All dead letters that have arrived."""
         return [event for event in self.world.history if isinstance(event, ArrivedLetter)]
 
     def effective_rows(self, tp: TopicPartition = TP) -> list[OutcomeRow]:
@@ -312,7 +302,6 @@ class AnsweredLane(MemoryLane):
         self.log(ACKS).append(content, self.world.now, key=key)
 
     def spare(self) -> None:
-        """Removes all strikes that have not come yet."""
         self._strikes.clear()
 
     def at(self, seconds: float) -> "AnsweredLane":
@@ -340,7 +329,6 @@ class AnsweredLane(MemoryLane):
 
 
 def in_flight(lane: AnsweredLane) -> int:
-    """Returns how many records of the lane are in flight."""
     return lane.state().pending_by_kind()[PendingKind.IN_FLIGHT]
 
 
@@ -419,7 +407,6 @@ class MemoryBackfill:
 
 
 def writes_of(live: MemoryLane, lane: str) -> list[TableCommit]:
-    """All commits of a lane to its tables, in order."""
     history = (event for event in live.world.history if isinstance(event, TableCommit))
     return [event for event in history if f"/{lane}/" in event.application]
 

@@ -62,7 +62,6 @@ class MemoryStore(LedgerStore):
         """Does nothing: a world has no folders."""
 
     def settlement(self, turn: TurnId) -> Settlement:
-        """Returns a stored settlement; a genesis without rows has no partition. Raises LedgerError if there is none."""
         stored = self.world.tables.settlements.get(turn)
         if turn.n == 0 and not (stored and stored.partitions):
             self._hook("settlement", READ)
@@ -70,7 +69,6 @@ class MemoryStore(LedgerStore):
         return cast(Settlement, self._stored(self.world.tables.settlements, turn, "settlement"))
 
     def stamps(self, turn: TurnId) -> set[str]:
-        """Returns the stamps of settlement n and of plan n, as far as they are stored."""
         self._hook("stamps", READ)
         tables = self.world.tables
         if turn.n == 0 and turn.epoch:
@@ -80,7 +78,6 @@ class MemoryStore(LedgerStore):
         return found | ({stamp_of("plan", plan.run_id, plan.planned_at)} if plan is not None else set())
 
     def tallies(self, last: TurnId) -> tuple[Counter[str], int]:
-        """Returns the sums over the turns of an epoch up to `last`: offsets by outcome, and gaps."""
         self._hook("tallies", READ)
         counts: Counter[str] = Counter()
         gaps = 0
@@ -94,7 +91,6 @@ class MemoryStore(LedgerStore):
     def terminal_offsets(
         self, epoch: int, topic_ids: Mapping[str, str], wanted: OutcomeFilter | None
     ) -> tuple[RangesByPartition, RangesByPartition]:
-        """Returns the offsets with a wanted terminal outcome, in the topics of these ids and in older ones."""
         found: tuple[dict[TopicPartition, list[OutcomeRow]], ...] = ({}, {})
         for plan, tp, row in self._terminal_rows(epoch, topic_ids):
             if _is_wanted(row, plan.run_id, wanted):
@@ -104,7 +100,6 @@ class MemoryStore(LedgerStore):
         return current, older_topics
 
     def terminal_results(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[TopicPartition, ResultRuns]:
-        """Returns the terminal outcome and error class of each offset that an epoch has settled."""
         found: dict[TopicPartition, list[tuple[int, int, Result]]] = {}
         for plan, tp, row in self._terminal_rows(epoch, topic_ids):
             if plan.partitions[tp].topic_id == topic_ids[tp.topic]:
@@ -112,7 +107,6 @@ class MemoryStore(LedgerStore):
         return {tp: ResultRuns.of(runs) for tp, runs in found.items()}
 
     def dead_rows(self, epoch: int, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
-        """Yields the dead records of an epoch."""
         for plan, tp, row in self._terminal_rows(epoch, topic_ids):
             if row.outcome is Outcome.DEAD and plan.partitions[tp].topic_id == topic_ids[tp.topic]:
                 yield DeadRow(tp, row.offset, row.error_class, row.handled_at)
@@ -133,16 +127,13 @@ class MemoryStore(LedgerStore):
                         yield from ((plan, tp, row) for row in rows if row.outcome.terminal)
 
     def lanes(self) -> list[str]:
-        """Returns the lanes of the pipeline, the live one first."""
         lanes = {turn.lane for turn in self.world.tables.settlements if turn.pipeline == self.pipeline}
         return sorted(lanes, key=lambda lane: (lane != LIVE, lane))
 
     def other_lane(self, lane: str) -> "MemoryStore":
-        """Returns the ledger of another lane."""
         return MemoryStore(self.world, self.pipeline, lane, self._run_id, self._hook)
 
     def plan(self, turn: TurnId) -> Plan:
-        """Returns a stored plan. Raises LedgerError if there is none."""
         return cast(Plan, self._stored(self.world.tables.plans, turn, "plan"))
 
     def _stored(self, values: Mapping[TurnId, Any], turn: TurnId, name: str) -> Any:
@@ -155,7 +146,6 @@ class MemoryStore(LedgerStore):
         return values[turn]
 
     def store_plan(self, plan: Plan) -> bool:
-        """Stores a plan; returns False if its number is taken."""
         return self._put("plans", plan.turn, "plan", replace(plan, partitions=dict(sorted(plan.partitions.items()))))
 
     def store_decisions(
@@ -165,7 +155,6 @@ class MemoryStore(LedgerStore):
         decisions: Mapping[TopicPartition, Iterable[OutcomeRow]],
         answers: AnswerReport | None = None,
     ) -> bool:
-        """Stores the decisions of settle, also if there are none; returns False if the number is taken."""
         rows = {tp: tuple(decided) for tp, decided in sorted(decisions.items())}
         files = [OutcomesFile(plan.turn, rows)] if rows else []
         application, note = self._application(plan.turn.epoch, "decisions"), answers.encode() if answers else None
@@ -173,7 +162,6 @@ class MemoryStore(LedgerStore):
         return self.tables["outcomes"].put(files, application, plan.turn.n, note, more)
 
     def void_turns(self, epoch: int) -> set[int]:
-        """Returns the numbers of the turns of an epoch that were closed as void."""
         self._hook("settlement", READ)
         lane = (self.pipeline, self.lane, epoch)
         settlements = self.world.tables.settlements.items()
@@ -182,7 +170,6 @@ class MemoryStore(LedgerStore):
     def replace_by_lost(
         self, plan: Plan, run_id: str, rows: Mapping[TopicPartition, Iterable[OutcomeRow]], operator: OperatorLoss
     ) -> bool:
-        """Stores lost ranges in place of outcomes n; returns False if the number of decisions n is taken."""
         lost = ReplacingFiles([OutcomesFile(plan.turn, {tp: tuple(ranges) for tp, ranges in rows.items()})])
         application, more = self._application(plan.turn.epoch, "decisions"), self._marks(plan.turn, operator)
         return self.tables["outcomes"].put(lost, application, plan.turn.n, more=more)
@@ -192,19 +179,16 @@ class MemoryStore(LedgerStore):
         return next(row.reason or "" for row in rows if row.outcome is Outcome.LOST)
 
     def has_lost_files(self, turn: TurnId) -> bool:
-        """Returns whether a file of the turn's outcomes is lost."""
         self._hook("files", READ)
         return turn in self.world.tables.lost_files
 
     def drop_lost_files(self, void_turn: TurnId) -> None:
-        """Stops naming the lost files of a void turn."""
         self._hook("files", BEFORE)
         self.world.tables.lost_files.discard(void_turn)
 
     def store_settlement(
         self, settlement: Settlement, plan: Plan | None = None, subscription: Mapping[str, Any] | None = None
     ) -> bool:
-        """Stores a settlement; returns False if its number is taken."""
         plan_date(plan.planned_at if plan else settlement.settled_at)
         in_order = replace(settlement, partitions=dict(sorted(settlement.partitions.items())))
         note = json.dumps(subscription) if subscription is not None else None
@@ -234,18 +218,15 @@ class MemoryStore(LedgerStore):
         return failures
 
     def failed_classes_of(self, turn: TurnId) -> Iterator[FailedClass]:
-        """Yields the class of each attempt of a turn that failed, with the reason that a world keeps."""
         for file in self.world.tables.outcomes.get(turn, ()):
             for row in (row for rows in file.rows.values() for row in rows):
                 if row.attempt and row.outcome in (Outcome.FAILED, Outcome.DROPPED):
-                    yield FailedClass(row.error_class, 1, row.reason)
+                    yield FailedClass(row.error_class, None, 1, row.reason)
 
     def first_attempts_of(self, turn: TurnId) -> Counter[str]:
-        """Returns how many first attempts of a turn had which outcome."""
         return Counter(row.outcome.value for row in self._first_attempts(turn))
 
     def unacked_of(self, turn: TurnId) -> int:
-        """Returns how many first attempts of a turn ended as `Unacked`."""
         return sum(row.error_class == ErrorClass.UNACKED for row in self._first_attempts(turn))
 
     def _first_attempts(self, turn: TurnId) -> Iterator[OutcomeRow]:
@@ -255,7 +236,6 @@ class MemoryStore(LedgerStore):
                 yield from (row for row in rows if row.attempt == 1 and not row.answer)
 
     def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
-        """Returns the outcomes and decisions of a turn. Raises FatalError if a file of them is lost."""
         self._hook("rows", READ)
         if turn in self.world.tables.lost_files:
             raise FatalError(f"the table outcomes at {self.outcomes.uri} can't be used: No such file or directory")

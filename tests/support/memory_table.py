@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pyarrow as pa
 
+from ackline.delta.handle import LogState
 from ackline.errors import FatalError
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import Marker, Plan, Settlement, TurnId
-from ackline.tables.append import LEDGER_ID
-from ackline.tables.handle import LogState
-from ackline.tables.table import AuditTable
+from ackline.tables.audit_table import LEDGER_ID, AuditTable
 from tests.support.memory import AFTER, BEFORE, READ, Hook, TableCommit, World, next_fault
 
 if TYPE_CHECKING:
@@ -71,18 +70,15 @@ class MemoryTable(AuditTable):
         self.world, self.run_id, self.hook = world, run_id, hook
 
     def state(self) -> LogState | None:
-        """Returns the newest version; None if the table does not exist yet."""
         self.hook(self.name, READ)
         return None if self.name not in self.world.tables.ids else cast(LogState, _State(self.world, self))
 
     def create(self) -> None:
-        """Creates the table if it does not exist."""
         if self.name not in self.world.tables.ids:
             self.world.tables.ids[self.name] = self.world.new_id("table")
             self.world.tables.numbers[self.name] = {}
 
     def replace_ledger_id(self, old: str, new: str) -> None:
-        """Gives the ledger the id `new` if its id is `old`."""
         self.hook("ledger", BEFORE)
         if self.world.tables.ids[self.name] == old:
             self.world.tables.ids[self.name] = new
@@ -104,7 +100,6 @@ class MemoryTable(AuditTable):
         return self.put([self.world.tables.files[file.path] for file in rows], application, number, note, more)
 
     def note_of(self, application: str, number: int) -> str | None:
-        """Returns the note of the commit with this number; None if it has none."""
         self.hook("note", READ)
         return self.world.tables.notes.get((application, number))
 

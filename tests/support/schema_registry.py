@@ -69,7 +69,6 @@ _CONF = {"subject.name.strategy.type": "TOPIC"}
 
 @contextmanager
 def stub_registry() -> Iterator[StubRegistry]:
-    """Yields a registry that runs on a free port of this machine."""
     stub = StubRegistry()
 
     class Handler(BaseHTTPRequestHandler):

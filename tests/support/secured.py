@@ -70,7 +70,6 @@ class SecuredBroker(Broker):
         self.login = self._connection("LOGIN", {"sasl.mechanism": "PLAIN", **_BY_PASSWORD})
 
     def _logins(self) -> dict[str, str]:
-        """The broker's settings of SASL."""
         plain = f'{_SECURITY}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
         by_listener = {
             f"listener.name.{name.lower()}.{mechanism.lower()}.sasl.jaas.config": module
@@ -93,7 +92,6 @@ class SecuredBroker(Broker):
         }  # fmt: skip
 
     def _certificates(self) -> dict[str, str]:
-        """The broker's settings of TLS."""
         of_listeners = {
             "TLS": self.authority.issue("broker"),
             "MTLS": self.authority.issue("broker"),
@@ -123,7 +121,6 @@ class SecuredBroker(Broker):
 
     @property
     def ca(self) -> str:
-        """The file with the certificate of the authority."""
         return str(self._folder / "authority.pem")
 
     def by_password(self, mechanism: str, listener: str = "TLS") -> dict[str, object]:
@@ -160,13 +157,11 @@ class SecuredBroker(Broker):
         admin.alter_user_scram_credentials([wanted])[USER].result(30)
 
     def stop(self) -> None:
-        """Stops the broker and the token endpoint."""
         super().stop()
         self.endpoint.stop()
 
     @property
     def denials(self) -> list[str]:
-        """The requests of the user that were denied so far."""
         return [line for line in self.log.read_text().splitlines() if f"User:{USER} is Denied" in line]
 
     def grant(self, rights: Iterable[Right], user: str = USER) -> None:

@@ -13,14 +13,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import psutil
 
 from ackline.errors import FatalError
 from ackline.local.connection import LOOPBACK
-from ackline.local.processes import Server, free_ports, start, wait_until
+from ackline.local.processes import Server, Startable, free_ports, start, wait_until
 
 READY_SECONDS = 180.0
 _SPARK_CLASS = "spark-class"
@@ -74,7 +72,7 @@ class Worker:
 
 
 @dataclass(slots=True)
-class SparkCluster:
+class SparkCluster(Startable):
     """A master, and the workers that `add_worker` starts. A context manager that ends all of them."""
 
     folder: Path
@@ -92,7 +90,6 @@ class SparkCluster:
 
     @property
     def url(self) -> str:
-        """The master, as Spark's clients name it."""
         return f"spark://{self.address}:{self._port}"
 
     @property
@@ -117,7 +114,8 @@ class SparkCluster:
         """The file with the settings of master, workers and drivers."""
         return self.folder / "conf" / "spark-defaults.conf"
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Makes the network and the settings, and starts the master."""
         self._defaults.parent.mkdir(parents=True)
         self._defaults.write_text(
             "spark.authenticate true\nspark.network.crypto.enabled true\n"
@@ -131,12 +129,6 @@ class SparkCluster:
         except BaseException:
             self.stop()
             raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def stop(self) -> None:
         """Ends workers, master and network. May be called repeatedly."""

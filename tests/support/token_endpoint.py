@@ -40,13 +40,11 @@ class TokenEndpoint:
         self.url = f"https://{LOOPBACK}:{self._server.server_port}/realms/tests/token"
 
     def start(self) -> None:
-        """Answers requests from now on."""
         if self._thread is None:
             self._thread = Thread(target=self._server.serve_forever, daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the server. May be called repeatedly."""
         if self._thread is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -2,18 +2,21 @@
 
 import json
 import os
+import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from tempfile import TemporaryDirectory
+from typing import Concatenate, ParamSpec
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
+from ackline.delta.object_store import arrow_filesystem, is_remote
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind
-from ackline.tables.object_store import arrow_filesystem
 from ackline.tables.schemas import OUTCOMES
 from ackline.tables.store import LedgerStore
 
@@ -21,6 +24,26 @@ TP = TopicPartition("orders", 0)
 TP1 = TopicPartition("orders", 1)
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123_456, tzinfo=UTC)
 DAY = NOON.date()
+Settings = ParamSpec("Settings")
+Tell = Callable[Concatenate[LedgerStore, Settings], LedgerStore]
+
+
+def told_once(tell: Tell[Settings]) -> Tell[Settings]:
+    """Returns a function that stores what `tell` stores in a lane that has not begun. On the disk it runs `tell` once
+    in a process, and copies the tables from then on."""
+    roots: dict[str, TemporaryDirectory[str]] = {}
+
+    def told(store: LedgerStore, /, *arguments: Settings.args, **settings: Settings.kwargs) -> LedgerStore:
+        if is_remote(store.root):
+            return tell(store, *arguments, **settings)
+        story = repr((store.pipeline, store.lane, arguments, settings))
+        if story not in roots:
+            roots[story] = TemporaryDirectory(prefix="ackline-told-")
+            tell(LedgerStore(roots[story].name, store.pipeline, store.lane), *arguments, **settings)
+        shutil.copytree(roots[story].name, store.root, dirs_exist_ok=True)
+        return store
+
+    return told
 
 
 def turn(n: int, epoch: int = 0, pipeline: str = "orders") -> TurnId:
@@ -69,16 +92,20 @@ def written(
     message: str | None = None,
     error_class: str | None = None,
     hashes: Mapping[int, str] | None = None,
+    due: datetime | None = None,
+    place: str | None = None,
 ) -> AddAction:
     """Writes a file of (offset, attempt, outcome) as a Spark task does: on disk, with statistics, in no log.
 
-    `error_class` is that of the rows that failed or were dropped, and `hashes` has the hashes of keys by offset.
+    `error_class` and `place` are those of the rows that failed or were dropped, and `hashes` has the hashes
+    of keys by offset.
     """
     values = [
         {"pipeline": of.pipeline, "plan_date": DAY, "lane": of.lane, "epoch": of.epoch, "turn": of.n, "run_id": "run",
          "topic": tp.topic, "partition": tp.partition, "offset": offset,
          "attempt": attempt, "outcome": outcome, "error_message": message, "handled_at": NOON,
-         "error_class": error_class if outcome in ("failed", "dropped") else None,
+         "due": due, "error_class": error_class if outcome in ("failed", "dropped") else None,
+         "error_place": place if outcome in ("failed", "dropped") else None,
          "key_hash": (hashes or {}).get(offset)}
         for offset, attempt, outcome in rows
     ]  # fmt: skip

@@ -2,9 +2,5 @@
 
 import pytest
 
-EVERYWHERE = ("disk", "s3")
-"""A module with `ROOTS = EVERYWHERE` runs its tests of tables on the disk, and in an object store."""
-ON_DISK = pytest.mark.parametrize("root", ["disk"], indirect=True)
-"""A test of such a module that is about files of a disk."""
-ON_BOTH = pytest.mark.parametrize("root", EVERYWHERE, indirect=True)
-"""A test that runs on the disk, and in an object store."""
+ON_BOTH = pytest.mark.parametrize("root", ["disk", "s3"], indirect=True)
+"""A test that runs on the disk, and in an object store: it holds what the adapter does there, and no rule above it."""

@@ -1,29 +1,23 @@
 """Records in flight in the tables: their rows, the rows that end them, and the report of the answers."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
-from deltalake.transaction import AddAction
 
-from ackline.ledger.backoff import RetryPolicy
-from ackline.ledger.fold import PartitionState, fold
-from ackline.ledger.offsets import OffsetRange
+from ackline.actions.maintain import maintain
+from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.audit.sql import sql_result
+from ackline.delta.table import CHECKPOINT_EVERY
 from ackline.ledger.outcomes import UNIX_EPOCH, AnswerKind, ErrorClass, Outcome, OutcomeColumns, OutcomeRow
 from ackline.ledger.turns import LIVE, AckPosition, AnswerReport, TurnKind
-from ackline.tables.maintenance import maintain
-from ackline.tables.queries import AuditFilter, audit_rows
+from ackline.spark.job import ReplayResult
+from ackline.steps.replay import add_actions
 from ackline.tables.schemas import plan_date
-from ackline.tables.sql import sql_result
 from ackline.tables.store import LedgerStore
-from ackline.tables.table import CHECKPOINT_EVERY
 from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
-from tests.support.memory import World
-from tests.support.memory_store import MemoryStore
-from tests.support.memory_table import OutcomesFile
 from tests.tables.lane_rows import NOON, TP, plan, settlement, store_turn, turn, written
 
 MINUTE = timedelta(minutes=1)
@@ -32,64 +26,28 @@ HANDED_ON = [OutcomeRow(offset, 1, Outcome.IN_FLIGHT, NOON, due=NOON + MINUTE) f
 ACKS = [OutcomeRow(offset, 1, Outcome.ACKED, NOON, answer=AnswerKind.ACK) for offset in (3, 4)]
 
 
-def on_disk(root: Path, due: datetime = NOON + MINUTE) -> tuple[LedgerStore, AddAction]:
-    store = LedgerStore(str(root), "orders", LIVE)
-    store.outcomes.create()
-    day = plan_date(NOON)
-    files = OutcomeFiles(OutcomeTarget(store.outcomes.uri, turn(1), day, "run"))
-    times = np.full(2, int(NOON.timestamp() * 1e6), dtype=np.int64)
-    dues = [(due - UNIX_EPOCH) // timedelta(microseconds=1)] * 2
-    chunk = Chunk(np.array([3, 4]), times, np.ones(2, np.int32), times, [None] * 2, [None] * 2, dues=dues)
-    files.add(TP, Outcome.IN_FLIGHT, chunk)
-    (file,) = files.close()
-    partition: dict[str, str | None] = {"plan_date": day.isoformat()}
-    return store, AddAction(file.path, file.size, partition, file.modification_time, True, file.stats)
-
-
-def in_memory(_root: Path) -> tuple[LedgerStore, AddAction]:
-    world = World(NOON)
-    world.tables.files["f"] = OutcomesFile(turn(1), {TP: tuple(HANDED_ON)})
-    return MemoryStore(world, "orders", LIVE), AddAction("f", 1, {}, 0, True, "{}")
-
-
 @pytest.mark.parametrize("from_checkpoint", [False, True])
-@pytest.mark.parametrize("kind", [on_disk, in_memory])
-def test_a_turn_gives_its_records_in_flight_and_what_ended_them_and_counts_no_answer_as_an_attempt(
-    kind: Callable[[Path], tuple[LedgerStore, AddAction]], from_checkpoint: bool, tmp_path: Path
+def test_a_deadline_at_the_end_of_the_calendar_is_stored_by_the_task_and_by_settle(
+    store: LedgerStore, from_checkpoint: bool
 ) -> None:
-    """Also where all answers are acks of first attempts, whose file statistics alone could pass for acked records."""
-    store, file = kind(tmp_path)
+    end = datetime.max.replace(tzinfo=UTC)
     store.store_settlement(settlement(0))
     store.store_plan(plan(1))
-    store.store_outcomes(turn(1), [file])
-    assert store.store_decisions(plan(1), "run", {TP: ACKS}, REPORT)
+    store.outcomes.create()
+    files = OutcomeFiles(OutcomeTarget(store.outcomes.uri, turn(1), plan_date(NOON), "run"))
+    times = np.full(2, int(NOON.timestamp() * 1e6), dtype=np.int64)
+    dues = [(end - UNIX_EPOCH) // timedelta(microseconds=1)] * 2
+    chunk = Chunk(np.array([3, 4]), times, np.ones(2, np.int32), times, [None] * 2, [None] * 2, dues=dues)
+    files.add(TP, Outcome.IN_FLIGHT, chunk)
+    store.store_outcomes(turn(1), add_actions(plan(1), ReplayResult(tuple(files.close()), {}, 0, 0, {})))
+    renewed = OutcomeRow(3, 1, Outcome.IN_FLIGHT, NOON, due=end, answer=AnswerKind.RENEW)
+    assert store.store_decisions(plan(1), "run", {TP: [renewed]}, REPORT)
     # Then the files come from a checkpoint, and not from log entries.
     for number in range(CHECKPOINT_EVERY if from_checkpoint else 0):
         store.outcomes.append([], "orders/live/0/other", number)
     outcomes = store.outcomes_of(turn(1))
-    assert outcomes.counts == {TP: {"in_flight": 2, "acked": 2}}
-    assert outcomes.attempted_fresh == {TP: 2}
-    assert sorted(outcomes.rows[TP], key=lambda row: (row.offset, row.answer or "")) == [
-        HANDED_ON[0], ACKS[0], HANDED_ON[1], ACKS[1],
-    ]  # fmt: skip
-    assert store.first_attempts_of(turn(1)) == {"in_flight": 2}
-    assert store.answers_of(turn(1)) == REPORT
-    state = fold(PartitionState(0), OffsetRange(0, 10), (), outcomes.rows[TP], RetryPolicy())
-    assert (state.floor, len(state.pending)) == (10, 0)
-
-
-@pytest.mark.parametrize("kind", [on_disk, in_memory])
-def test_a_deadline_at_the_end_of_the_calendar_is_stored_by_the_task_and_by_settle(
-    kind: Callable[..., tuple[LedgerStore, AddAction]], tmp_path: Path
-) -> None:
-    end = datetime.max.replace(tzinfo=UTC)
-    store, file = kind(tmp_path, end) if kind is on_disk else kind(tmp_path)
-    store.store_settlement(settlement(0))
-    store.store_plan(plan(1))
-    store.store_outcomes(turn(1), [file])
-    renewed = OutcomeRow(3, 1, Outcome.IN_FLIGHT, NOON, due=end, answer=AnswerKind.RENEW)
-    assert store.store_decisions(plan(1), "run", {TP: [renewed]}, REPORT)
-    assert store.outcomes_of(turn(1)).counts == {TP: {"in_flight": 3}}
+    assert (outcomes.counts, outcomes.attempted_fresh) == ({TP: {"in_flight": 3}}, {TP: 2})
+    assert {row.due for row in outcomes.rows[TP]} == {end}
 
 
 def test_columns_keep_deadlines_and_answers_when_they_are_joined_and_chosen() -> None:

@@ -2,7 +2,7 @@
 an error, beside the tables."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,12 +22,11 @@ from ackline.tables.layout import (
     noted_stop,
     stopped_run,
 )
-from ackline.tables.lease import MISSED_RENEWALS, RENEWAL_SECONDS, HolderState, Lease
-from tests.tables.roots import EVERYWHERE, ON_DISK
-
-ROOTS = EVERYWHERE
+from ackline.tables.lease import HolderState, Lease
+from tests.tables.roots import ON_BOTH
 
 
+@ON_BOTH
 def test_a_file_is_written_replaced_and_removed(root: str) -> None:
     file = LeaseFile(lane_folder(root, "orders", "live"))
     assert file.read() is None
@@ -39,6 +38,7 @@ def test_a_file_is_written_replaced_and_removed(root: str) -> None:
     assert file.read() is None
 
 
+@ON_BOTH
 def test_a_file_has_the_time_of_its_last_write(root: str) -> None:
     file = LeaseFile(lane_folder(root, "orders", "live"))
     assert file.written_at() is None
@@ -51,7 +51,7 @@ def test_a_file_has_the_time_of_its_last_write(root: str) -> None:
 
 
 def test_a_lease_is_held_renewed_taken_over_and_given_back(root: str) -> None:
-    """The same on the disk and in an object store; another process finds the holder and whether it has lapsed."""
+    """Another process finds the holder and whether it has lapsed."""
     file, turn = LeaseFile(lane_folder(root, "orders", "live")), TurnId("orders", "live", 0, 7)
     renewals: list[Callable[[], bool]] = []
 
@@ -84,17 +84,7 @@ def test_a_lease_is_held_renewed_taken_over_and_given_back(root: str) -> None:
     assert file.read() is None
 
 
-def test_a_lease_that_is_not_renewed_is_given_up_after_a_minute(root: str) -> None:
-    file, turn, waited = LeaseFile(lane_folder(root, "orders", "live")), TurnId("orders", "live", 0, 7), list[float]()
-    lease = replace(Lease.of_this_process(turn, "run-1", datetime.now(UTC)), machine="another boot")
-    file.write(lease.encode())
-    with TurnLease(file, "run-2", sleep=waited.append, renewing=lambda _: nullcontext()).held(turn) as has_waited:
-        assert has_waited
-        assert Lease.decode(file.read() or b"").run_id == "run-2"
-    assert sum(waited) == MISSED_RENEWALS * RENEWAL_SECONDS
-    assert file.read() is None
-
-
+@ON_BOTH
 def test_each_lane_has_a_file_of_its_own_which_no_reader_takes_for_a_lane(root: str) -> None:
     live, backfill = (LeaseFile(lane_folder(root, "orders", lane)) for lane in ("live", "backfill-1"))
     live.write(b"live")
@@ -103,14 +93,12 @@ def test_each_lane_has_a_file_of_its_own_which_no_reader_takes_for_a_lane(root: 
     assert lanes_of(root, "orders") == []
 
 
-@ON_DISK
 def test_no_scratch_file_is_left(root: str) -> None:
     file = LeaseFile(lane_folder(root, "orders", "live"))
     file.write(b"x")
     assert [path.name for path in (Path(root) / "orders").iterdir()] == [LEASE_NAME]
 
 
-@ON_DISK
 def test_a_folder_that_cannot_be_written_is_an_oserror(root: str) -> None:
     Path(root).write_text("a file in place of the folder")
     file = LeaseFile(f"{root}/orders")
@@ -148,7 +136,6 @@ def test_a_turn_that_an_operator_has_closed_stops_no_later_run_and_is_not_noted(
     assert stopped_run(folder, None) is None
 
 
-@ON_DISK
 def test_a_note_that_can_not_be_written_hides_no_error_and_makes_no_folder(root: str) -> None:
     folder = lane_folder(root, "orders", "live")
     stop(folder, GroupMoved("moved"), datetime.now(UTC))

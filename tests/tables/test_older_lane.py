@@ -15,10 +15,8 @@ from deltalake import DeltaTable
 
 from ackline import Record
 from ackline.tables import schemas
-from ackline.worker import tasks
 from tests.cli.memory_command import MemoryCommand
 from tests.support.journal import follow_orders
-from tests.support.memory_kafka import MemoryReader
 from tests.support.memory_lane import DEAD, FAILS_ONCE, OK
 from tests.worker.disk_lane import DiskLane
 
@@ -42,7 +40,6 @@ def lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskLane:
     open."""
     lane = DiskLane(tmp_path / "audit")
     lane.settings = dict(FILE)  # without an ack topic, which an early version did not have
-    monkeypatch.setattr(tasks, "ExactReader", lambda *_: MemoryReader(lane.world, "read_committed"))
     lane.produce(OK, FAILS_ONCE, DEAD, OK)
     lane.run()
     lane.produce(OK, OK)

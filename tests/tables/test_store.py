@@ -1,4 +1,4 @@
-"""The ledger store on real Delta tables: its fences, and races for a number. See also test_memory_store.py."""
+"""The ledger store on real Delta tables: races for a number, filters, lost answers. See also test_store_contract.py."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -8,89 +8,29 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from typer.testing import CliRunner
 
+from ackline.actions.maintain import maintain
+from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.cli.app import app
-from ackline.errors import ConfigError
+from ackline.delta import append
+from ackline.delta.log import DeltaLog
+from ackline.delta.reads import pruned_dataset
+from ackline.errors import ConfigError, FatalError
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import AckPosition, AnswerReport, Marker, MarkerKind, Plan, Settlement, TurnKind
-from ackline.tables import append
+from ackline.tables.audit_table import AuditTable
 from ackline.tables.layout import all_lanes
-from ackline.tables.log import DeltaLog
-from ackline.tables.maintenance import maintain, open_turns
-from ackline.tables.queries import AuditFilter, audit_rows
-from ackline.tables.schemas import SETTLEMENTS, settlement_from_rows, settlement_rows
+from ackline.tables.schemas import SETTLEMENTS, marker_rows, plan_rows, settlement_rows
 from ackline.tables.store import LedgerStore
-from ackline.tables.table import AuditTable
 from tests.tables.lane_rows import NOON, TP, TP1, newest_of, plan, settlement, turn, written
 from tests.tables.lanes import WithoutLock
-from tests.tables.roots import EVERYWHERE, ON_DISK
-
-ROOTS = EVERYWHERE
-
-
-def test_s7_a_late_process_of_an_older_turn_can_store_nothing(store: LedgerStore) -> None:
-    store.store_settlement(settlement(0))
-    for n in (1, 2, 3):
-        store.store_plan(plan(n))
-        store.store_outcomes(turn(n), [])
-        store.store_settlement(settlement(n), plan(n))
-    assert not store.store_outcomes(turn(2), [written(store, turn(2), [(5, 1, "acked")])])
-    assert not store.store_plan(plan(2, "late"))
-    assert not store.store_settlement(settlement(2, "late"), plan(2))
-    assert store.outcomes_of(turn(2)).counts == {}
-
-
-WAIVER = Marker(MarkerKind.WAIVER, "run-b", NOON, "alice", "the range is gone", by_operator=True, pause=True)
-
-
-@pytest.mark.parametrize("waives", [False, True])
-def test_i7_of_a_claim_and_a_waiver_of_one_turn_the_first_one_counts(
-    root: str, store: LedgerStore, waives: bool
-) -> None:
-    rival = LedgerStore(root, "orders", "live")
-    store.store_settlement(settlement(0))
-    store.store_plan(plan(1))
-    assert (store.is_claimable(turn(1)), store.has_claim(turn(1)), store.has_waiver(turn(1))) == (True, False, False)
-    assert store.store_waiver(plan(1), WAIVER) if waives else store.store_claim(plan(1))
-    assert not rival.store_claim(plan(1))
-    assert not rival.store_waiver(plan(1), WAIVER)
-    for reader in (store, rival):
-        assert (reader.has_claim(turn(1)), reader.has_waiver(turn(1))) == (not waives, waives)
-        assert reader.waiver_of(turn(1)) == (WAIVER if waives else None)
-        assert not reader.is_claimable(turn(1))
-    store.store_plan(plan(2))
-    store.store_claim(plan(2))
-    assert [store.has_claim(turn(n)) or store.has_waiver(turn(n)) for n in (1, 2)] == [False, True], "turn 1 is over"
-
-
-def test_s50_when_a_turn_was_started_is_a_row_that_outlives_the_log_and_is_no_part_of_the_plan(
-    root: str, store: LedgerStore
-) -> None:
-    store.store_settlement(settlement(0))
-    store.store_plan(plan(1))
-    assert store.started_at(turn(1)) is None
-    assert store.store_start_marker(plan(1), "run-a", NOON)
-    assert not store.store_start_marker(plan(1), "run-b", NOON + timedelta(minutes=1))
-    maintain(root)
-    again = LedgerStore(root, "orders", "live")
-    assert (again.started_at(turn(1)), again.plan(turn(1))) == (NOON, plan(1))
-    assert [opened.planned_at for opened in open_turns(store.folder)] == [plan(1).planned_at]
-
-
-def test_pipelines_lanes_and_epochs_do_not_fence_one_another(root: str, store: LedgerStore) -> None:
-    other, lane = LedgerStore(root, "payments", "live"), LedgerStore(root, "orders", "backfill-7")
-    assert store.store_plan(plan(1))
-    assert other.store_plan(plan(1, pipeline="payments"))
-    backfill = plan(1).turn._replace(lane="backfill-7")
-    assert lane.store_outcomes(backfill, [])
-    assert not store.has_outcomes(turn(1))
-    assert store.store_plan(plan(1, epoch=1))
-    assert store.plan(turn(1)).turn.epoch == 0
+from tests.tables.roots import ON_BOTH
 
 
 def test_the_newest_settlement_is_of_the_newest_epoch(store: LedgerStore) -> None:
@@ -100,7 +40,7 @@ def test_the_newest_settlement_is_of_the_newest_epoch(store: LedgerStore) -> Non
     assert newest.turn == turn(0, epoch=1)
 
 
-NUMBERS = 12
+NUMBERS = 5
 
 
 def race(root: str, name: str, start: Barrier, won: "Queue[tuple[str, list[int], list[str]]]") -> None:
@@ -160,12 +100,6 @@ def test_all_rows_of_a_turn_have_the_day_of_its_plan_as_their_partition(store: L
         assert set(table.read({"turn": 1})["plan_date"].to_pylist()) == {date(2026, 3, 1)}
 
 
-def test_settlements_of_a_version_without_metrics_are_read() -> None:
-    rows = settlement_rows(settlement(1), NOON.date())
-    assert settlement_from_rows(rows.drop_columns(["metrics", "totals", "gaps_above_floor"])) == settlement(1)
-
-
-@ON_DISK
 def test_each_lane_has_three_tables_in_a_folder_of_its_own(root: str) -> None:
     for pipeline, lane in [("orders", "live"), ("orders", "backfill-7"), ("plans", "live")]:
         LedgerStore(root, pipeline, lane).store_settlement(settlement(0, pipeline=pipeline))
@@ -177,16 +111,6 @@ def test_each_lane_has_three_tables_in_a_folder_of_its_own(root: str) -> None:
     ]  # fmt: skip
 
 
-def test_the_audit_puts_the_lanes_of_a_pipeline_together_again(root: str, store: LedgerStore) -> None:
-    lane, other = LedgerStore(root, "orders", "backfill-7"), LedgerStore(root, "payments", "live")
-    for each, offset in ((store, 1), (lane, 2), (other, 3)):
-        of = turn(1, pipeline=each.pipeline)._replace(lane=each.lane)
-        each.store_outcomes(of, [written(each, of, [(offset, 1, "acked")])])
-    each_row = [(row["lane"], row["offset"]) for row in list(audit_rows(root, "orders", AuditFilter(everything=True)))]
-    assert each_row == [("live", 1), ("backfill-7", 2)]
-
-
-@ON_DISK
 def test_the_first_layout_is_refused_with_what_to_do(
     root: str, store: LedgerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +153,7 @@ def test_a_file_whose_statistics_rule_a_match_out_is_not_opened(outcomes: AuditT
     assert version is not None
 
     def files(where: dict[str, str | int]) -> int:
-        return len(list(outcomes.dataset(version, where).get_fragments()))
+        return len(list(pruned_dataset(outcomes, version, where).get_fragments()))
 
     assert files({"epoch": 0}) == 2
     assert files({"partition": TP.partition}) == files({"outcome": "dead"}) == files({"turn": 1, "attempt": 1}) == 1
@@ -242,12 +166,12 @@ def test_the_position_in_the_ack_topic_and_the_execution_stay_when_the_log_has_e
 ) -> None:
     """Otherwise answers that were applied would be read again, and a renewal would extend its deadline twice."""
     store.store_plan(plan(1))
-    store.store_outcomes(turn(1), [], execution=0xFFFF_FFFF)
+    store.store_outcomes(turn(1), [], execution=0xFF_FFFF)
     position = AckPosition("acks", "a/b+c", {0: 7, 11: 0}, {11: 3})
     store.store_decisions(plan(1), "run", {}, AnswerReport(position, {"acked": 2}))
     assert store.answers_of(turn(1)) == AnswerReport(position, {"acked": 2})
     monkeypatch.setattr(store.outcomes, "note_of", lambda *_: None)
-    assert (store.answers_of(turn(1)), store.execution_of(turn(1))) == (AnswerReport(position), 0xFFFF_FFFF)
+    assert (store.answers_of(turn(1)), store.execution_of(turn(1))) == (AnswerReport(position), 0xFF_FFFF)
     store.store_outcomes(turn(2), [])
     store.store_decisions(plan(2), "run", {}, AnswerReport(AckPosition("acks", "a/b+c", {0: 5})))
     assert store.answers_of(turn(2)) is not None
@@ -256,6 +180,31 @@ def test_the_position_in_the_ack_topic_and_the_execution_stay_when_the_log_has_e
     assert store.answers_of(turn(3)) is None
 
 
+def test_a_damaged_text_in_a_row_is_an_error_that_names_the_table_and_a_damaged_note_is_none(
+    store: LedgerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def store_damaged(table: AuditTable, kind: str, rows: pa.Table, column: str) -> None:
+        rows = rows.set_column(rows.column_names.index(column), column, pa.array(["[]"]))
+        table.append(rows, f"ackline/orders/live/0/{kind}", 1)
+
+    store_damaged(store.plans, "plan", plan_rows(plan(1)), "settings")
+    store_damaged(store.plans, "start", marker_rows(plan(1), Marker(MarkerKind.START, "run", NOON)), "settings")
+    store_damaged(store.settlements, "settlement", settlement_rows(settlement(1), NOON.date()), "answers")
+    for read, text in (
+        (store.plan, "the column settings: no dict is stored there.*; restore its folder from a backup"),
+        (store.started_at, "no dict is stored there"),
+        (store.settlement, "the column answers: no AnswerReport is stored there"),
+    ):
+        with pytest.raises(FatalError, match=f"the table (plans|settlements) at .* can't be used: {text}"):
+            read(turn(1))
+    store.store_decisions(plan(1), "run", {}, AnswerReport(AckPosition("acks", "id", {0: 7}), {"acked": 2}))
+    for table in (store.outcomes, store.settlements):
+        monkeypatch.setattr(table, "note_of", lambda *_: "[")
+    assert (store.report_of(turn(1)), store.first_subscription(turn(0))) == (None, None)
+    assert store.answers_of(turn(1)) == AnswerReport(AckPosition("acks", "id", {0: 7}))
+
+
+@ON_BOTH
 @pytest.mark.parametrize("error", [CommitFailedError("version is stored already"), OSError("after 3 retries: timeout")])
 def test_a_commit_whose_answer_is_lost_is_won_and_that_of_a_rival_is_not(
     store: LedgerStore, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -270,7 +219,7 @@ def test_a_commit_whose_answer_is_lost_is_won_and_that_of_a_rival_is_not(
         return commit_and_fail
 
     store.store_plan(plan(1))
-    monkeypatch.setattr("ackline.tables.table.link_entry", lost(append.link_entry))
+    monkeypatch.setattr("ackline.delta.table.link_entry", lost(append.link_entry))
     monkeypatch.setattr(AuditTable, "commit", lost(AuditTable.commit))
     assert store.store_start_marker(plan(1), "run", NOON)
     assert not store.store_start_marker(plan(1), "rival", NOON)

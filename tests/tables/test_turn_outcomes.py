@@ -12,23 +12,21 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
+from ackline.actions.maintain import maintain
+from ackline.delta import table as commit_notes
+from ackline.delta.handle import LogState
 from ackline.errors import FatalError
 from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
 from ackline.ledger.metrics import TurnReport
 from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import SettledPartition, Settlement, TurnKind
-from ackline.tables import table as commit_notes
-from ackline.tables.handle import LogState
-from ackline.tables.maintenance import maintain
+from ackline.tables.audit_table import AuditTable
 from ackline.tables.schemas import plan_date
 from ackline.tables.store import LedgerStore
-from ackline.tables.table import CHECKPOINT_EVERY, AuditTable
 from ackline.worker.files import Chunk, OutcomeFiles, OutcomeTarget
 from tests.tables.lane_rows import NOON, TP, TP1, plan, settlement, turn, written
-from tests.tables.roots import EVERYWHERE, ON_DISK
-
-ROOTS = EVERYWHERE
+from tests.tables.roots import ON_BOTH
 
 
 def test_the_last_failures_are_those_of_the_given_attempts_by_their_newest_turn(store: LedgerStore) -> None:
@@ -49,7 +47,6 @@ def test_the_last_failures_are_those_of_the_given_attempts_by_their_newest_turn(
     assert store.last_failures(turn(3), {}) == store.last_failures(turn(3, epoch=1), {TP: {3: 1}}) == {}
 
 
-@ON_DISK
 def test_failures_of_the_turn_open_no_file_of_another_one_and_earlier_ones_only_what_may_hold_them(
     store: LedgerStore,
 ) -> None:
@@ -63,7 +60,6 @@ def test_failures_of_the_turn_open_no_file_of_another_one_and_earlier_ones_only_
         store.last_failures(turn(3), {TP: {100: 1}})
 
 
-@ON_DISK
 def test_files_where_all_succeeded_at_once_are_counted_without_being_opened(store: LedgerStore) -> None:
     acked = written(store, turn(1), [(offset, 1, "acked") for offset in range(1_000)])
     store.store_outcomes(turn(1), [acked, written(store, turn(1), [(1_000, 1, "failed")])])
@@ -90,46 +86,6 @@ def test_every_other_file_is_opened(store: LedgerStore, rows: list[tuple[int, in
     assert len(outcomes.rows.get(TP, ())) == sum(attempt > 1 for _, attempt, _ in rows)
 
 
-@pytest.mark.parametrize("length", [33, 65, 249])
-def test_a_long_topic_name_is_not_cut_by_the_statistics(store: LedgerStore, length: int) -> None:
-    tp = TopicPartition("x" * (length - 1) + "a", 0)
-    rows = [OutcomeRow(0, 1, Outcome.ACKED, NOON), OutcomeRow(1, 1, Outcome.ACKED, NOON)]
-    store.store_decisions(plan(1), "run", {tp: rows})
-    assert store.outcomes_of(turn(1)).counts == {tp: {"acked": 2}}
-
-
-@ON_DISK
-def test_a_file_that_must_be_opened_and_can_not_be_is_a_clear_error(store: LedgerStore) -> None:
-    failed = written(store, turn(1), [(0, 1, "failed")])
-    store.store_outcomes(turn(1), [failed])
-    (Path(store.outcomes.uri) / failed.path).write_bytes(b"not parquet")
-    with pytest.raises(FatalError, match=r"the table outcomes at .* can't be used"):
-        store.outcomes_of(turn(1))
-
-
-@ON_DISK
-def test_a_log_that_can_not_be_read_is_a_clear_error(store: LedgerStore) -> None:
-    store.store_settlement(settlement(0))
-    for entry in Path(store.settlements.uri, "_delta_log").glob("*.json"):
-        entry.write_text("{rubbish")
-    with pytest.raises(FatalError, match=r"the table settlements at .* can't be used"):
-        LedgerStore(store.root, "orders", "live").newest()
-
-
-def test_fences_and_states_survive_checkpoints(store: LedgerStore) -> None:
-    last = 2 * CHECKPOINT_EVERY + 5
-    store.store_settlement(settlement(0))
-    for n in range(1, last + 1):
-        assert store.store_settlement(settlement(n))
-    assert store.settlements.log.files().checkpoints
-    again = LedgerStore(store.root, "orders", "live")
-    assert again.newest() == settlement(last)
-    assert not again.store_settlement(settlement(last, "late"))
-    assert not again.store_settlement(settlement(0, "late"))
-    assert again.settlement(turn(3)) == settlement(3)
-
-
-@ON_DISK
 def test_first_attempts_are_counted_without_opening_the_files_of_those_that_failed(store: LedgerStore) -> None:
     files = [
         written(store, turn(1), [(offset, 1, "acked") for offset in range(90)]),
@@ -148,7 +104,6 @@ def test_first_attempts_are_counted_without_opening_the_files_of_those_that_fail
     assert store.first_attempts_of(turn(1)) == {"acked": 90, "failed": 10}
 
 
-@ON_DISK
 def test_first_attempts_that_are_unacked_are_counted_whatever_their_outcome_also_after_a_compaction(
     store: LedgerStore,
 ) -> None:
@@ -213,39 +168,29 @@ def test_fault_33_compaction_while_outcomes_are_read_counts_nothing_twice(root: 
     assert (outcomes.counts, outcomes.attempted_fresh) == ({TP: {"acked": 5}}, {TP: 5})
 
 
-def test_a_hundred_thousand_pending_offsets_are_stored_and_read_in_seconds(store: LedgerStore) -> None:
-    pending = tuple(
-        ValuedRange(
-            offset * 2, offset * 2 + 1, Pending(PendingKind.RETRY, 1, NOON + timedelta(seconds=offset), "ValueError")
-        )
-        for offset in range(100_000)
-    )
-    whole = Settlement(
-        turn(0), TurnKind.GENESIS, "r", NOON, {TP: SettledPartition("id", 0, PartitionState(200_000, pending))}
-    )
-    began = time.process_time()
-    store.store_settlement(whole)
-    assert store.newest() == whole
-    assert time.process_time() - began < 20
-
-
-def test_outcomes_of_a_turn_with_a_hundred_thousand_failures_are_read_in_seconds(store: LedgerStore) -> None:
+def test_a_hundred_thousand_pending_offsets_and_failures_are_stored_and_read_in_seconds(store: LedgerStore) -> None:
+    values = (Pending(PendingKind.RETRY, 1, NOON + timedelta(seconds=n), "ValueError") for n in range(100_000))
+    pending = tuple(ValuedRange(n * 2, n * 2 + 1, value) for n, value in enumerate(values))
+    state = SettledPartition("id", 0, PartitionState(200_000, pending))
+    whole = Settlement(turn(0), TurnKind.GENESIS, "r", NOON, {TP: state})
     store.store_outcomes(turn(1), [written(store, turn(1), [(offset, 1, "failed") for offset in range(100_000)])])
     began = time.process_time()
+    store.store_settlement(whole)
+    assert LedgerStore(store.root, "orders", "live").newest() == whole
     assert len(store.outcomes_of(turn(1)).rows[TP]) == 100_000
     assert time.process_time() - began < 20
 
 
-def test_the_tables_are_append_only(store: LedgerStore) -> None:
+def test_the_tables_are_append_only_and_no_other_writer_checkpoints_their_logs(store: LedgerStore) -> None:
     store.store_settlement(settlement(0))
     table = DeltaTable(store.settlements.uri)
-    assert table.metadata().configuration["delta.appendOnly"] == "true"
+    assert table.metadata().configuration["delta.enableExpiredLogCleanup"] == "false"
+    assert int(table.metadata().configuration["delta.checkpointInterval"]) > 10**9
     with pytest.raises(Exception, match=r"(?i)append.?only"):
         table.delete("turn = 0")
     assert store.newest() == settlement(0)
 
 
-@ON_DISK
 def test_the_ledger_id_is_a_property_of_the_settlements_and_stays(
     root: str, store: LedgerStore, tmp_path: Path
 ) -> None:
@@ -263,6 +208,7 @@ def test_the_ledger_id_is_a_property_of_the_settlements_and_stays(
         assert other.ledger_id() not in ("", ledger)
 
 
+@ON_BOTH
 def test_s36_the_id_of_a_ledger_is_replaced_once_and_nothing_else_changes(root: str, store: LedgerStore) -> None:
     store.store_settlement(settlement(0))
     other_process = LedgerStore(root, "orders", "live")
@@ -275,12 +221,10 @@ def test_s36_the_id_of_a_ledger_is_replaced_once_and_nothing_else_changes(root: 
     assert (store.newest(), store.ledger_id()) == (settlement(1), "new")
     configuration = DeltaTable(store.settlements.uri, storage_options=store.storage_options()).metadata().configuration
     assert configuration["delta.appendOnly"] == "true"
-    assert configuration["delta.enableExpiredLogCleanup"] == "false"
     maintain(root)
     assert LedgerStore(root, "orders", "live").ledger_id() == "new"
 
 
-@ON_DISK
 def test_a_new_id_is_on_the_disk_before_any_process_acts_on_it(
     store: LedgerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +235,6 @@ def test_a_new_id_is_on_the_disk_before_any_process_acts_on_it(
     assert secured[-1] == DeltaTable(store.settlements.uri).version()
 
 
-@ON_DISK
 def test_a_report_too_far_behind_or_expired_from_the_log_is_none_and_no_error(
     store: LedgerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

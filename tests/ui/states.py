@@ -12,12 +12,10 @@ from ackline.handler import Durations, StepCounts
 from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.pending import PendingKind
-from ackline.ledger.turns import LIVE
-from ackline.pipeline.outputs import OutputsOfTurn, TableOfTurn
+from ackline.ledger.published import OutputsOfTurn, TableOfTurn
 from ackline.tables.layout import noted_stop
-from ackline.ui import failing, pages, readings
-from ackline.ui.links import ActionMaker, Addresses
+from ackline.ui import app, pages, readings
+from ackline.ui.links import Addresses
 from ackline.ui.readings import LaneReading
 from tests.support.memory_lane import OK, TP, MemoryLane
 from tests.ui.stored_lanes import StoredLane, StoredPartition, write_lane
@@ -96,7 +94,7 @@ def write_states(root: str, pipelines: Path) -> None:
     bursts = {tp: StoredPartition(arrive=30, read=100_000, die_every=17) for tp in tps("bursts")}
     write_lane(root, "bursts", bursts, 7, now=now, arrivals={3: 20_000})
     write_lane(root, "foreign", {tp: StoredPartition(foreign=40) for tp in tps("foreign")}, 2, now=now)
-    outputs = OutputsOfTurn("ackline/unpublished", 1, 1, {"order_totals": TableOfTurn(None, 100, ())}).encode()
+    outputs = OutputsOfTurn({}, tables={"order_totals": TableOfTurn(100, ())}).encode()
     write_lane(root, "unpublished", {tp: StoredPartition() for tp in tps("unpublished")}, 2, now=now, outputs=outputs)
     for name, (strike, error) in REFUSED.items():
         stored = write_lane(root, name, {tp: StoredPartition() for tp in tps(name)}, 2, now=now)
@@ -123,65 +121,41 @@ def overview(number: int = 40) -> str:
     return pages.index([*lanes, *more, ("broken", "the tables can't be read")], ADDRESSES, datetime.now(UTC), None)
 
 
-def actions_of(reading: LaneReading) -> ActionMaker:
-    """Returns the maker of actions of a user who may read every DAG."""
-    every = {f"{kind}__{reading.name}" for kind in ("replay", "operate", "backfill")}
-    return ActionMaker(reading.name, reading.lane, every, ADDRESSES)
+def _dags(name: str) -> set[str]:
+    """Returns the DAGs of a pipeline, of a user who may read every one."""
+    return {f"{kind}__{name}" for kind in ("replay", "operate", "backfill")}
 
 
 def pipeline_view(name: str) -> str:
-    """Returns the view of a pipeline, as its route does."""
-    reading = readings.read_lane(name)
-    steps = readings.read_steps(reading)
-    actions = actions_of(reading).of_pipeline(reading.pending[PendingKind.RETRY] > 0)
-    topology = readings.read_topology(name) if steps is not None else None
-    return pages.pipeline(reading, ["live"], failing.failures(reading), actions, ADDRESSES, 0, steps, topology)
+    """Returns the view of a pipeline."""
+    return app.pipeline(readings.read_lane(name), _dags(name))
 
 
 def partition_view(name: str, partition: int) -> str:
     """Returns the view of a partition of the topic of the same name."""
-    reading = readings.read_lane(name)
-    [part] = [part for part in reading.partitions if part.tp == (name, partition)]
-    waiting = part.settled.state.pending_by_kind()[PendingKind.RETRY] > 0
-    actions = actions_of(reading).of_partition(part.tp, part.floor, part.complete_to, waiting, part.pending > 0)
-    return pages.partition(reading, part, actions, ADDRESSES)
+    return app.partition(readings.read_lane(name), _dags(name), name, partition)
 
 
 def failures_view(name: str, kind: str, error_class: str, step: str = "") -> str:
     """Returns the list of the records of a group, or of those that failed in a step."""
-    reading = readings.read_lane(name)
-    if step:
-        return pages.failing(reading, kind, "", failing.records_at_step(reading, step), [], ADDRESSES, step=step)
-    group = failing.failure_of(failing.failures(reading), kind, error_class)
-    records = failing.failing_records(reading, kind, error_class)
-    actions = actions_of(reading).of_failures(kind, error_class)
-    return pages.failing(reading, kind, error_class, records, actions, ADDRESSES, group)
+    return app.failures(readings.read_lane(name), _dags(name), kind, error_class, step)
 
 
 def record_view(name: str, partition: int, offset: int) -> str:
     """Returns the story of a record of the topic of the same name."""
-    reading, tp = readings.read_lane(name), TopicPartition(name, partition)
-    explained = readings.read_record(reading, tp, offset)
-    assert explained is not None
-    is_pending = explained.pending is not None
-    actions = actions_of(reading).of_record(tp, offset, is_pending, is_pending)
-    topic = readings.letter_topic(reading, explained)
-    return pages.record(reading, tp, offset, explained, actions, ADDRESSES, topic)
+    return app.record(readings.read_lane(name), _dags(name), name, partition, offset)
 
 
 def turn_view(name: str, n: int) -> str:
     """Returns the view of a turn."""
-    reading = readings.read_turn(name, LIVE, 0, n)
-    assert reading is not None
-    return pages.turn(reading, ADDRESSES)
+    return app.turn(name, 0, n)
 
 
 def run_view(name: str) -> str:
     """Returns the view of the run that has settled the newest turn."""
     reading = readings.read_lane(name)
     assert reading.newest is not None
-    run_id = reading.newest.run_id
-    return pages.run(reading, run_id, readings.turns_of_run(reading, run_id), ADDRESSES)
+    return app.run(reading, reading.newest.run_id)
 
 
 VIEWS: dict[str, Callable[[], str]] = {

@@ -95,7 +95,17 @@ class StoredLane:
         run_id = f"scheduled__{at:%Y-%m-%dT%H:%M:%S}+00:00"
         turn = self._turn(n)
         planned_at = at - timedelta(seconds=30)
-        plan = Plan(turn, TurnKind.RUN, run_id, planned_at, planned, "read_committed", self.settings, "airflow")
+        plan = Plan(
+            turn,
+            TurnKind.RUN,
+            run_id,
+            planned_at,
+            planned,
+            "read_committed",
+            self.settings,
+            "airflow",
+            code="3f2a-dirty",
+        )
         if self.whole or n == self.turns:
             assert self.store.store_plan(plan)
             assert self.store.store_outcomes(turn, [])
@@ -103,7 +113,9 @@ class StoredLane:
             rows = {tp: [*failed[tp], *decided[tp]] for tp in planned if failed[tp] or decided[tp]}
             assert self.store.store_decisions(plan, run_id, rows)
         outputs = self.outputs if n == self.turns else ""
-        settlement = Settlement(turn, TurnKind.RUN, run_id, at, settled, "airflow", outputs=outputs, steps=self.steps)
+        settlement = Settlement(
+            turn, TurnKind.RUN, run_id, at, settled, "airflow", outputs=outputs, steps=self.steps, code=f"code of {n}"
+        )
         assert self.store.store_settlement(settlement, plan)
 
     def _one(

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from ackline.airflow.backfill import id_of_run
+from ackline.audit.queries import AuditFilter, audit_rows
+from ackline.forms.arguments import lane_of
 from ackline.ledger.offsets import TopicPartition
 from ackline.local.airflow_api import POLL_SECONDS
 from ackline.local.airflow_servers import USERNAME, LocalAirflow
 from ackline.local.broker import Broker
 from ackline.local.processes import wait_until
-from ackline.pipeline.arguments import lane_of
-from ackline.tables.queries import AuditFilter, audit_rows
 from tests.airflow.project import Project
 from tests.e2e import wire
 from tests.support.chromium import NoBrowserError, Tab, browser
@@ -27,6 +27,7 @@ from tests.ui.stored_lanes import StoredLane, StoredPartition, add_attempt, writ
 FRAME = "document.querySelector('iframe').contentDocument"
 VIEWS = {
     "pipelines": "",
+    "all failures": "failures",
     "pipeline": "pipelines/orders",
     "partition": "pipelines/orders/partition?topic=orders&partition=1",
     "failures": "pipelines/orders/failures?kind=dead&error_class=requests.HTTPError",

@@ -12,7 +12,7 @@ from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.pending import Pending, PendingKind, PendingRuns
 from ackline.ledger.turns import SettledPartition
 from ackline.ui import charts
-from ackline.ui.health import PartitionReading
+from ackline.ui.partition import PartitionReading
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 RETRY = Pending(PendingKind.RETRY, 1, NOON, "HTTPError")

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from ackline.audit.history import TurnTotals
 from ackline.ledger.explain import Event, OffsetExplanation
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
@@ -84,15 +85,11 @@ def test_the_process_that_holds_the_open_turn_is_named_and_its_texts_are_escaped
     assert "lapsed" not in pages.pipeline(replace(reading, holder=None), [LIVE], [], [], ADDRESSES)
 
 
-@pytest.mark.parametrize(
-    ("letter", "topic", "shown"),
-    [
-        ("orders.dead[0] 57", "orders.dead", "<b><bdi>orders.dead[0] offset 57</bdi></b>"),
-        (None, "orders.dead", "It is in the topic <b>orders.dead</b>. The table does not hold where"),
-        (None, None, "It has none: its turn was planned under <code>dead_letter: none</code>"),
-    ],
-    ids=["stored", "of an earlier version", "none"],
-)
+@pytest.mark.parametrize(("letter", "topic", "shown"), [
+    ("orders.dead[0] 57", "orders.dead", "<b><bdi>orders.dead[0] offset 57</bdi></b>"),
+    (None, "orders.dead", "It is in the topic <b>orders.dead</b>. The table does not hold where"),
+    (None, None, "It has none: its turn was planned under <code>dead_letter: none</code>"),
+], ids=["stored", "of an earlier version", "none"])  # fmt: skip
 def test_a_dead_record_has_its_letter_and_the_command_that_prints_it(
     letter: str | None, topic: str | None, shown: str
 ) -> None:
@@ -103,6 +100,19 @@ def test_a_dead_record_has_its_letter_and_the_command_that_prints_it(
     assert "<pre>ackline dead orders orders 0 7</pre>" in page
     acked = pages.record(READING, TP, 7, OffsetExplanation(7, "acked", [], "…", 1), [], ADDRESSES, topic)
     assert "ackline dead" not in acked
+
+
+def test_the_table_of_turns_has_the_share_of_the_new_records_that_failed() -> None:
+    lane = MemoryLane(OK).after_run()
+    newest = lane.newest()
+    of_turns: list[dict[str, float]] = [{"new_records": 1200.0, "new_failed": 24.0}, {}]
+    turns = [
+        TurnTotals(newest.turn._replace(n=n), "run", "r", "a", "", NOON, 1, {}, metrics)
+        for n, metrics in enumerate(of_turns, 1)
+    ]
+    page = pages.pipeline(LaneReading("lane", LIVE, newest, None, turns, (), NOON), [LIVE], [], [], ADDRESSES)
+    assert page.count('data-label="New records failed"') == 2
+    assert ">2.0% of 1,200<" in page
 
 
 def test_what_a_run_has_stopped_with_is_text() -> None:

@@ -117,7 +117,6 @@ class History:
         return self.judged(settled).violations
 
     def find(self, turn: int, offset: int, attempt: int = 1) -> Row:
-        """Return the row of `outcomes` with these values."""
         return next(r for r in self.outcomes if (r["turn"], r["offset"], r["attempt"]) == (turn, offset, attempt))
 
 

@@ -84,14 +84,11 @@ def test_a_record_that_was_renewed_twice_and_acked_holds() -> None:
     assert in_flight(*renewed, outcome(2, 0, 1, "acked", answer="ack")).violations() == []
 
 
-@pytest.mark.parametrize(
-    ("answers", "sentence"),
-    [
-        (["acked", "acked"], "I9 orders[0] offset 0: one attempt has two ends"),
-        (["acked", "failed"], "I9 orders[0] offset 0: one attempt has two ends"),
-        (["failed"], "I4 orders[0] offset 0: is neither settled nor pending"),
-    ],
-)
+@pytest.mark.parametrize(("answers", "sentence"), [
+    (["acked", "acked"], "I9 orders[0] offset 0: one attempt has two ends"),
+    (["acked", "failed"], "I9 orders[0] offset 0: one attempt has two ends"),
+    (["failed"], "I4 orders[0] offset 0: is neither settled nor pending"),
+])  # fmt: skip
 def test_two_ends_of_one_attempt_and_a_failure_that_is_forgotten_are_named(answers: list[str], sentence: str) -> None:
     history = in_flight(*(outcome(2, 0, 1, word, answer="x") for word in answers))
     assert any(line.startswith(sentence) for line in history.violations()), history.violations()
@@ -202,50 +199,44 @@ def test_i15_an_epoch_that_was_not_settled_when_the_next_one_began_is_named() ->
     assert any("I15 orders[0] offset 0: is unread in epoch 0" in line for line in history.violations())
 
 
-@pytest.mark.parametrize(
-    ("change", "sentences"),
-    [
-        violation(
-            lambda h: h.outcomes.append(outcome(2, 6, 0, "expired")),
-            "S70 orders[0] offset 6: has an outcome, but is no part of the lane",
-            "S72 orders[0]: 9 offsets were chosen, but after turn 2 10 are settled, 0 are gaps, 0 are pending",
-        ),
-        violation(lambda h: h.settlements[2].update(gaps=1), "S72 orders[0]: 9 offsets were chosen"),
-        violation(
-            lambda h: h.settlements[0].update(ranges=[bounds(0, 10)]),
-            "I4 orders[0] offset 6: turn 2 (run) moves complete_to past it",
-            "S72 orders[0]: 10 offsets were chosen",
-        ),
-        violation(lambda h: h.settlements.pop(), "settled orders[0]: complete_to is 6, but what was chosen ends at 10"),
-        violation(
-            lambda h: h.outcomes.remove(h.find(2, 8)),
-            "I4 orders[0] offset 8: is neither settled nor pending",
-            "S72 orders[0]: 9 offsets were chosen",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "sentences"), [
+    violation(
+        lambda h: h.outcomes.append(outcome(2, 6, 0, "expired")),
+        "S70 orders[0] offset 6: has an outcome, but is no part of the lane",
+        "S72 orders[0]: 9 offsets were chosen, but after turn 2 10 are settled, 0 are gaps, 0 are pending",
+    ),
+    violation(lambda h: h.settlements[2].update(gaps=1), "S72 orders[0]: 9 offsets were chosen"),
+    violation(
+        lambda h: h.settlements[0].update(ranges=[bounds(0, 10)]),
+        "I4 orders[0] offset 6: turn 2 (run) moves complete_to past it",
+        "S72 orders[0]: 10 offsets were chosen",
+    ),
+    violation(lambda h: h.settlements.pop(), "settled orders[0]: complete_to is 6, but what was chosen ends at 10"),
+    violation(
+        lambda h: h.outcomes.remove(h.find(2, 8)),
+        "I4 orders[0] offset 8: is neither settled nor pending",
+        "S72 orders[0]: 9 offsets were chosen",
+    ),
+])  # fmt: skip
 def test_each_violation_of_a_backfill_by_range_is_named(change: Change, sentences: tuple[str, ...]) -> None:
     assert_found(change, sentences, by_range())
 
 
-@pytest.mark.parametrize(
-    ("change", "sentences"),
-    [
-        violation(
-            lambda h: h.plans[0]["retries"].pop(0),
-            "I11 orders[0] offset 3: has a first attempt in a turn whose plan does not contain it",
-        ),
-        violation(
-            lambda h: h.settlements[1].update(pending=[retry(3, 4, 0, NOON)], new_floor=3),
-            "I4 orders[0] offset 3: is pending as unread after turn 1, but has an outcome",
-            "S72 orders[0]: 2 offsets were chosen",
-        ),
-        violation(lambda h: h.outcomes.pop(), "S72 orders[0]: 2 offsets were chosen, but after turn 1 1 are settled"),
-        violation(
-            lambda h: h.find(1, 3).update(handled_at=after_noon(-60)),
-            "I5 orders[0] offset 3: was retried before its due time",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "sentences"), [
+    violation(
+        lambda h: h.plans[0]["retries"].pop(0),
+        "I11 orders[0] offset 3: has a first attempt in a turn whose plan does not contain it",
+    ),
+    violation(
+        lambda h: h.settlements[1].update(pending=[retry(3, 4, 0, NOON)], new_floor=3),
+        "I4 orders[0] offset 3: is pending as unread after turn 1, but has an outcome",
+        "S72 orders[0]: 2 offsets were chosen",
+    ),
+    violation(lambda h: h.outcomes.pop(), "S72 orders[0]: 2 offsets were chosen, but after turn 1 1 are settled"),
+    violation(
+        lambda h: h.find(1, 3).update(handled_at=after_noon(-60)),
+        "I5 orders[0] offset 3: was retried before its due time",
+    ),
+])  # fmt: skip
 def test_each_violation_of_a_backfill_by_outcome_is_named(change: Change, sentences: tuple[str, ...]) -> None:
     assert_found(change, sentences, by_outcome())

@@ -17,8 +17,7 @@ from ackline.verify.read_tables import SCHEMA, OutputTables, named_in_plans
 from tests.verify.fabricated import AT_MOST_ONCE, History, Row, plan
 
 TABLE = "order_totals"
-APPLICATION = "ackline/ledger-1/orders/live/0/output"
-NAMED = json.dumps({"application": APPLICATION, "execution": "x", "tables": {TABLE: 7}})
+APPLICATION = "ackline/ledger-1/orders/live/output"
 SETTINGS = json.dumps({"outputs": [{"table": TABLE, "topic": None}, {"table": None, "topic": "rejected"}]})
 
 
@@ -33,6 +32,11 @@ def output_row(turn: int, *anchors: Row) -> Row:
     return {**record, "_lane": "live", "_epoch": 0, "_turn": turn, "_anchors": list(anchors)}
 
 
+def named(table: str, number: int = 7) -> str:
+    """What a settlement holds of a turn that is published in a table."""
+    return json.dumps({"number": number, "tables": {table: {}}, "expected": {table: {APPLICATION: [number]}}})
+
+
 @dataclass
 class Shop:
     """A correct history whose acked records have a row each, and a row of two records; to be changed."""
@@ -42,7 +46,7 @@ class Shop:
     published: int = 2
 
     def violations(self, settled: bool = True) -> list[str]:
-        table = OutputTable(TABLE, pa.Table.from_pylist(self.rows, SCHEMA), {APPLICATION: self.published})
+        table = OutputTable(TABLE, pa.Table.from_pylist(self.rows, SCHEMA), {APPLICATION: (0, self.published)})
         self.history.outputs = [table]
         return self.history.violations(settled)
 
@@ -50,7 +54,7 @@ class Shop:
 def shop() -> Shop:
     history = History()
     for settlement in history.settlements[1:]:
-        settlement["outputs"] = NAMED
+        settlement["outputs"] = named(TABLE)
     rows = [output_row(1, anchor(offset)) for offset in (0, 1, 2, 4, 8, 9)]
     rows += [output_row(1, anchor(3, outcome="failed"), anchor(4)), output_row(2, anchor(5, 2)), output_row(2)]
     return Shop(history, rows)
@@ -134,6 +138,22 @@ def test_a_void_turn_and_a_table_of_a_version_without_outputs_need_no_rows() -> 
     assert judge(old, max_retries=1, settled=True).violations == []
 
 
+def test_a_later_epoch_stands_for_a_turn_only_where_the_entries_of_its_time_are_gone() -> None:
+    def version(epoch: int, turn: int) -> int:
+        return (epoch << 51) + (turn << 24)
+
+    def has(turn: int, *published: tuple[int, int]) -> bool:
+        versions = {APPLICATION: [version(*each) for each in published]}
+        table = OutputTable(TABLE, SCHEMA.empty_table(), {APPLICATION: (1, 1)}, transactions=versions)
+        return table.has_turn(APPLICATION, (0, turn), version(0, turn))
+
+    assert has(5, (0, 4), (0, 5), (1, 1))
+    assert not has(5, (0, 4), (1, 1))
+    assert has(5, (0, 4), (0, 6), (1, 1)), "an operator has given it up for this table"
+    assert has(5, (1, 1))
+    assert has(5)
+
+
 def without_bounds(entry: Path, column: str) -> None:
     """Takes the bounds of a column out of a log entry, and leaves its number of nulls, as Ackline writes texts."""
     actions = [json.loads(line) for line in entry.read_text().splitlines()]
@@ -151,21 +171,21 @@ def test_i16_real_output_tables_are_judged_by_their_rows_and_their_log(tmp_path:
         of_turn = [row for row in made.rows + other_lane if row["_turn"] == turn]
         # A user's own columns are no concern of the checker.
         data = pa.Table.from_pylist(of_turn, SCHEMA).append_column("sum", pa.array([1.5] * len(of_turn)))
-        transaction = Transaction(APPLICATION, turn << 32 | 7)
+        transaction = Transaction(APPLICATION, turn << 24 | 7)
         properties = CommitProperties(app_transactions=[transaction])
         write_deltalake(f"{tmp_path}/orders/outputs/{TABLE}", data, mode="append", commit_properties=properties)
     for entry in (tmp_path / "orders" / "outputs" / TABLE / "_delta_log").glob("*.json"):
         without_bounds(entry, "_lane")
     names = named_in_plans(pa.table({"settings": [SETTINGS, SETTINGS, None, "{}"]}))
     rows, published = tables.read_rows(names), tables.read_published(names, [APPLICATION, "other"])
-    assert (names, rows[TABLE].num_rows, published) == ([TABLE], len(made.rows), {TABLE: {APPLICATION: 2, "other": 0}})
+    assert (names, rows[TABLE].num_rows) == ([TABLE], len(made.rows))
+    assert published == {TABLE: {APPLICATION: (0, 2), "other": (0, 0)}}
     made.history.outputs = [OutputTable(TABLE, rows[TABLE], published[TABLE])]
     assert made.history.violations() == []
 
 
 def published_at(uri: str, application: str, rows: list[Row]) -> None:
-    """Appends rows to a table as one published turn."""
-    properties = CommitProperties(app_transactions=[Transaction(application, 1 << 32)])
+    properties = CommitProperties(app_transactions=[Transaction(application, 1 << 24)])
     write_deltalake(uri, pa.Table.from_pylist(rows, SCHEMA), mode="append", commit_properties=properties)
 
 
@@ -175,18 +195,20 @@ def test_i16_a_table_outside_the_root_is_judged_by_its_rows_if_this_pipeline_alo
 ) -> None:
     tables, uri = OutputTables(str(tmp_path / "root"), "orders", "live"), f"file://{tmp_path}/elsewhere"
     published_at(uri, APPLICATION, [output_row(1, anchor(0)), output_row(1, anchor(1))])
-    published_at(uri, "ackline/ledger-1/other/backfill-x/0/output", [{**output_row(1, anchor(0)), "_lane": "x"}])
+    published_at(uri, "ackline/ledger-1/other/backfill-x/output", [{**output_row(1, anchor(0)), "_lane": "x"}])
     if checkpoint:  # its entries may expire
         DeltaTable(uri).create_checkpoint()
         for entry in Path(uri.removeprefix("file://"), "_delta_log").glob("*.json"):
             entry.unlink()
     assert tables.read_rows([uri])[uri].num_rows == 2
-    assert tables.foreign_writer(uri, "ledger-1") is None
-    assert tables.foreign_writer(uri, "ledger-2") == "ledger ledger-1"
+    assert tables.foreign_writer(tables.transactions(uri), "ledger-1") is None
+    assert tables.foreign_writer(tables.transactions(uri), "ledger-2") == "ledger ledger-1"
     made = shop()
     made.rows.append(output_row(1, anchor(6)))  # a failed record
     rows = pa.Table.from_pylist(made.rows, SCHEMA)
-    made.history.outputs = [OutputTable(uri, rows, {APPLICATION: 2}, tables.foreign_writer(uri, "ledger-1"))]
+    made.history.outputs = [
+        OutputTable(uri, rows, {APPLICATION: (0, 2)}, tables.foreign_writer(tables.transactions(uri), "ledger-1"))
+    ]
     assert any(f"has a row in output table {uri} of an attempt" in sentence for sentence in made.history.violations())
 
 
@@ -195,18 +217,19 @@ def test_rows_of_a_table_that_another_pipeline_publishes_to_are_not_judged_and_t
 ) -> None:
     tables, uri = OutputTables(str(tmp_path / "root"), "orders", "live"), f"file://{tmp_path}/elsewhere"
     published_at(uri, APPLICATION, [output_row(1, anchor(0))])
-    published_at(uri, "ackline/ledger-1/invoices/live/0/output", [output_row(1, anchor(6))])
-    assert tables.foreign_writer(uri, "ledger-1") == "pipeline invoices"
+    published_at(uri, "ackline/ledger-1/invoices/live/output", [output_row(1, anchor(6))])
+    assert tables.foreign_writer(tables.transactions(uri), "ledger-1") == "pipeline invoices"
+    assert tables.foreign_writer(["ackline/of-before/orders/live/0/output"], "ledger-1") == "ledger of-before"
     made = shop()
     rows = tables.read_rows([uri])[uri]
-    made.history.outputs = [OutputTable(uri, rows, {APPLICATION: 2}, "pipeline invoices"), *made.history.outputs]
+    made.history.outputs = [OutputTable(uri, rows, {APPLICATION: (0, 2)}, "pipeline invoices"), *made.history.outputs]
     for settlement in made.history.settlements[1:]:
-        settlement["outputs"] = NAMED.replace(TABLE, uri)
+        settlement["outputs"] = named(uri)
     report = judge(made.history.evidence(), settled=True)
     assert (report.violations, len(report.not_judged)) == ([], 1)
     assert f"the rows of output table {uri}: pipeline invoices has published rows there too" in report.not_judged[0]
     assert f"not judged: the rows of output table {uri}" in format_report(report)
-    made.history.outputs = [OutputTable(uri, rows, {APPLICATION: 1}, "pipeline invoices")]
+    made.history.outputs = [OutputTable(uri, rows, {APPLICATION: (0, 1)}, "pipeline invoices")]
     assert made.history.violations() == [
         f"I16: turn 2 of epoch 0 is settled, but is not in output table {uri}",
         f"I16 orders[0] offset 10: is committed for turn 2, but output table {uri} has no turn 2 of epoch 0",
@@ -216,7 +239,7 @@ def test_rows_of_a_table_that_another_pipeline_publishes_to_are_not_judged_and_t
 def test_a_table_that_does_not_exist_or_is_foreign_has_no_turn_and_a_torn_one_gives_no_verdict(tmp_path: Path) -> None:
     tables = OutputTables(str(tmp_path), "orders", "live")
     assert tables.read_rows(["none"])["none"].num_rows == 0
-    assert tables.read_published(["none"], [APPLICATION]) == {"none": {APPLICATION: 0}}
+    assert tables.read_published(["none"], [APPLICATION]) == {"none": {APPLICATION: (0, 0)}}
     write_deltalake(f"{tmp_path}/orders/outputs/foreign", pa.table({"sum": [1]}))
     assert tables.read_rows(["foreign"])["foreign"].num_rows == 0
     elsewhere = tmp_path / "orders" / "outputs" / "torn"
@@ -242,5 +265,5 @@ def test_i16_a_table_below_the_root_in_which_a_ledger_has_published_that_was_ado
 ) -> None:
     tables = OutputTables(str(tmp_path), "orders", "live")
     published_at(f"{tmp_path}/orders/outputs/{TABLE}", APPLICATION, [output_row(1, anchor(0))])
-    assert tables.foreign_writer(TABLE, "ledger-1") is None
-    assert tables.foreign_writer(TABLE, "its new id") == "ledger ledger-1"
+    assert tables.foreign_writer(tables.transactions(TABLE), "ledger-1") is None
+    assert tables.foreign_writer(tables.transactions(TABLE), "its new id") == "ledger ledger-1"

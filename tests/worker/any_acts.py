@@ -22,7 +22,6 @@ class Span(timedelta):
 
 
 def made(*makers: Callable[[], Any]) -> Strategy[Any]:
-    """What one of some functions returns."""
     return one_of(*makers).map(lambda maker: maker())
 
 
@@ -88,7 +87,6 @@ RAISED: Strategy[BaseException] = made(
 
 
 def yields(items: Sequence[Any], raised: BaseException | None) -> Callable[[], Iterator[Any]]:
-    """A generator's body: yields these, and raises at its end."""
 
     def run() -> Iterator[Any]:
         yield from items
@@ -99,7 +97,6 @@ def yields(items: Sequence[Any], raised: BaseException | None) -> Callable[[], I
 
 
 def returns(value: Any, raised: BaseException | None) -> Callable[..., Any]:
-    """A function that raises, or returns a value."""
 
     def run(*_: Any) -> Any:
         if raised is not None:
@@ -148,12 +145,7 @@ def of_step(values: Strategy[Any], join: bool) -> Strategy[Callable[[Sequence[An
     return st.builds(answers_of_step, mostly(usual, odd, 9), MAYBE_RAISED)
 
 
-# ---- what an Arrow handler returns ----------------------------------------------------------------------------------
-
-
 class Marked(pa.ExtensionType):  # type: ignore[misc]
-    """A type of Arrow that wraps texts."""
-
     def __init__(self) -> None:
         super().__init__(pa.string(), "marked")
 
@@ -193,7 +185,6 @@ WORDS = mostly(st.sampled_from(["acked", "failed", "skipped", "dead"]), NAMES | 
 def _columns(
     names: Sequence[str], forms: Sequence[int], words: Sequence[Any], rows: int, more: int, raised: BaseException | None
 ) -> Any:
-    """Returns one column, or a table of several with these names."""
     if raised is not None:
         raise raised
     count = max(1, rows + more)

@@ -4,9 +4,11 @@ What the tasks and settle send goes through the real Kafka client to a broker of
 in this process. `run_lane` is a lane from its first record until nothing is pending, and judges it.
 """
 
+import json
 import os
 import re
 import traceback
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,19 +36,21 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import LIVE
 from ackline.tables.store import LedgerStore
+from ackline.trees import output_rows
+from ackline.trees.in_process import manifests_of_tasks
 from ackline.worker import tasks
-from ackline.worker.records import from_spark
+from ackline.worker.records import TIMESTAMP, from_spark
 from ackline.worker.settings import FIRST_UNREADABLE, ReplayJob, TaskSettings
 from ackline.worker.tasks import read_retries, split_ranges, store_column, with_fresh
-from ackline.worker.trees import output_rows
 from tests.support import memory_adapters
+from tests.support.in_process import run_in_process
+from tests.support.memory import LogRecord
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_kafka import MemoryReader
 from tests.support.memory_lane import ACKS, MemoryLane
 from tests.worker import any_handlers
 from tests.worker.any_handlers import ACTS, EMITTED, STREAMS, TOKENS, Act
 from tests.worker.any_values import UNREADABLE
-from tests.worker.disk_lane import WorldTasks, as_spark_reads
 from tests.worker.task_lab import KeyValue
 
 _NOT_IN_NAMES = re.compile(r"[\0-\x20\x7f-\x9f,;{}()=]")
@@ -92,51 +96,26 @@ class Kind:
     """The table that gets one row of each plain record from a step."""
 
 
-class AnyTasks(WorldTasks):
-    """The tasks of jobs over the logs of a world. Two tasks read what is fresh, in batches of a few records."""
+def as_spark_reads(tp: TopicPartition, records: Sequence[LogRecord]) -> pa.RecordBatch:
+    """Records of a log in the columns of Spark's Kafka source."""
+    return pa.RecordBatch.from_pydict({
+        "topic": pa.array([tp.topic] * len(records)),
+        "partition": pa.array([tp.partition] * len(records), pa.int32()),
+        "offset": pa.array([record.offset for record in records], pa.int64()),
+        "timestamp": pa.array([record.timestamp * 1000 for record in records], TIMESTAMP),
+        "key": pa.array([record.key for record in records], pa.binary()),
+        "value": pa.array([record.value for record in records], pa.binary()),
+        "headers": pa.array([_as_json(record.headers) for record in records], pa.string()),
+    })  # fmt: skip
 
-    _lane: "AnyLane"
 
-    def _rows(self, job: ReplayJob, task: TaskSettings) -> list[SimpleNamespace]:
-        exact_from = {tp: first for tp in job.fresh if (first := self._first_unreadable(tp)) is not None}
-        by_source, exactly = split_ranges(job.fresh, exact_from)
-        job = replace(job, fresh=by_source, retries=with_fresh(job.retries, exactly))
-        if task.tier is not Tier.COLUMN:
-            return super()._rows(job, task)
-        parts, indexes = SimpleNamespace(value=[job.retries]), pa.RecordBatch.from_pydict({"id": [0]})
-        sources = [self._noted(job), read_retries(job.kafka, parts)(iter([indexes] if job.retries else []))]
-        of_tasks = [chain(*sources)] if job.settings.once else sources
-        rows = [row for batches in of_tasks for row in store_column(task)(map(_with_words, batches))]
-        return [SimpleNamespace(**row) for batch in rows for row in batch.to_pylist()]
-
-    def _first_unreadable(self, tp: TopicPartition) -> int | None:
-        """The first offset that Spark's source can't read: 0 if a timestamp is too small, because that one is not
-        looked up."""
-        stamps = [(record.timestamp, record.offset) for record in self._lane.log(tp).written.values()]
-        if any(stamp <= -FIRST_UNREADABLE for stamp, _ in stamps):
-            return 0
-        return min((offset for stamp, offset in stamps if stamp >= FIRST_UNREADABLE), default=None)
-
-    def _fresh(self, job: ReplayJob) -> Iterator[pa.RecordBatch]:
-        for tp, offsets in sorted(job.fresh.items()):
-            every = [self._lane.log(tp).written[offset] for offset in range(offsets.start, offsets.end)]
-            for start in range(0, len(every), self._lane.records_a_batch):
-                yield as_spark_reads(tp, every[start : start + self._lane.records_a_batch])
-
-    def _fresh_of_tasks(self, job: ReplayJob) -> Iterable[Iterator[pa.RecordBatch]]:
-        every = list(self._fresh(job))
-        if job.settings.once:  # without Spark all tasks have the same number, and each may start once
-            return (iter(every),)
-        return iter(every[: len(every) // 2]), iter(every[len(every) // 2 :])
-
-    def _noted(self, job: ReplayJob) -> Iterator[pa.RecordBatch]:
-        for batch in self._fresh(job):
-            tp = TopicPartition(batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py())
-            yield tasks._with_note(from_spark(tp, batch))
+def _as_json(headers: Sequence[tuple[str, bytes | None]]) -> str | None:
+    """The headers as Spark's `to_json` writes them, which leaves out what is null."""
+    pairs = [{"key": key} | ({} if value is None else {"value": b64encode(value).decode()}) for key, value in headers]
+    return json.dumps(pairs) if pairs else None
 
 
 def _with_words(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows with the outcomes that a column handler would compute."""
     offsets, notes = batch.column("offset").to_pylist(), batch.column("note").to_pylist()
     words = [
         None if note is not None else ACTS[offset].word if offset in ACTS else "acked"
@@ -176,7 +155,7 @@ def senders_in_process() -> Iterator[Senders]:
 
 
 class AnyLane(MemoryLane):
-    """A lane whose tables are on disk and whose handlers are called by the tasks of jobs."""
+    """A lane on disk. Two tasks in this process handle what is fresh, in small batches as Spark's source gives them."""
 
     def __init__(self, root: Path, kind: Kind, options: Mapping[str, Any], plain: KeyValue) -> None:
         self.root, self.kind, self.plain, self.records_a_batch = root, kind, plain, 9
@@ -185,18 +164,52 @@ class AnyLane(MemoryLane):
             self.create(topic)
 
     def adapters(self, *arguments: Any, **changes: Any) -> MemoryAdapters:
-        tasks_of_lane, made = AnyTasks(self), super().adapters(*arguments)
+        made = super().adapters(*arguments)
         on_disk: dict[str, Any] = {
             "store": LedgerStore(str(self.root), "lane", LIVE),
-            "run_job": lambda _, job, __: tasks_of_lane.replayed(job),
+            "run_job": lambda _, job, __: run_in_process(job, self._manifests),
             "fixed_now": self.world.now,
             "translation": translation_of(made.pipeline, {}),
             "key_hash_secret": b"a secret of the tests" if made.pipeline.audit.key_hash else None,
         }
         return replace(made, **(on_disk | changes))
 
+    def _manifests(self, job: ReplayJob, task: TaskSettings) -> Sequence[pa.RecordBatch]:
+        exact_from = {tp: first for tp in job.fresh if (first := self._first_unreadable(tp)) is not None}
+        by_source, exactly = split_ranges(job.fresh, exact_from)
+        job = replace(job, fresh=by_source, retries=with_fresh(job.retries, exactly))
+        if task.tier is not Tier.COLUMN:
+            return manifests_of_tasks(job, task, self._fresh_of_tasks(job))
+        parts, indexes = SimpleNamespace(value=[job.retries]), pa.RecordBatch.from_pydict({"id": [0]})
+        sources = [self._noted(job), read_retries(job.kafka, parts)(iter([indexes] if job.retries else []))]
+        of_tasks = [chain(*sources)] if job.settings.once else sources
+        return [row for batches in of_tasks for row in store_column(task)(map(_with_words, batches))]
+
+    def _first_unreadable(self, tp: TopicPartition) -> int | None:
+        """The first offset that Spark's source can't read; 0 if a timestamp is too small, as that is not looked up."""
+        stamps = [(record.timestamp, record.offset) for record in self.log(tp).written.values()]
+        if any(stamp <= -FIRST_UNREADABLE for stamp, _ in stamps):
+            return 0
+        return min((offset for stamp, offset in stamps if stamp >= FIRST_UNREADABLE), default=None)
+
+    def _fresh(self, job: ReplayJob) -> Iterator[pa.RecordBatch]:
+        for tp, offsets in sorted(job.fresh.items()):
+            every = [self.log(tp).written[offset] for offset in range(offsets.start, offsets.end)]
+            for start in range(0, len(every), self.records_a_batch):
+                yield as_spark_reads(tp, every[start : start + self.records_a_batch])
+
+    def _fresh_of_tasks(self, job: ReplayJob) -> Iterable[Iterator[pa.RecordBatch]]:
+        every = list(self._fresh(job))
+        if job.settings.once:  # without Spark all tasks have the same number, and each may start once
+            return (iter(every),)
+        return iter(every[: len(every) // 2]), iter(every[len(every) // 2 :])
+
+    def _noted(self, job: ReplayJob) -> Iterator[pa.RecordBatch]:
+        for batch in self._fresh(job):
+            tp = TopicPartition(batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py())
+            yield tasks._with_note(from_spark(tp, batch))
+
     def append(self, key: bytes | None, value: bytes | None, case: Case | None = None) -> int:
-        """Appends a record, and returns its offset."""
         offset = self.log().append(value, self.world.now, key=key, headers=case.headers if case is not None else ())
         if case is not None:
             self.log().written[offset] = self.log().written[offset]._replace(timestamp=case.timestamp)
@@ -204,7 +217,6 @@ class AnyLane(MemoryLane):
         return offset
 
     def answer(self, key: bytes | None, value: bytes | None) -> None:
-        """Appends an answer to the ack topic."""
         self.log(ACKS).append(value, self.world.now, key=key)
 
     def run_and_report(self) -> None:
@@ -217,7 +229,6 @@ class AnyLane(MemoryLane):
 def any_lane(
     kind: Kind, options: Mapping[str, Any], plain: KeyValue, senders: Senders
 ) -> Iterator[tuple[AnyLane, pytest.MonkeyPatch]]:
-    """A lane on tables of its own."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         for of_before in (ACTS, TOKENS, EMITTED):
             of_before.clear()
@@ -235,10 +246,8 @@ def any_lane(
 def failure_of(kind: Kind, options: Mapping[str, Any], plain: KeyValue, turns: Sequence[Turn], senders: Senders) -> str:
     """Runs a lane over all turns, until nothing is pending; `plain` is key and value of a plain record. Returns why it
     has failed, empty if it has not: each record has its outcome, each plain record is acked, and the tables have the
-    rows of acked records alone.
-
-    A text, because pytest can't show an exception that has one of a handler as its context.
-    """
+    rows of acked records alone. A text, because pytest can't show an exception that has one of a handler as its
+    context."""
     try:
         with any_lane(kind, options, plain, senders) as (lane, patch):
             _judge(lane, _run(lane, turns, patch))

@@ -34,8 +34,6 @@ def one_of(*values: Any) -> Strategy[Any]:
     return st.integers(0, len(values) - 1).map(lambda number: values[number])
 
 
-# ---- values ---------------------------------------------------------------------------------------------------------
-
 ENCODABLE = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 FIT_NAMES = [
     "id", "text", "flag", "value", "Value", "_anchors.x", "offset", "record_timestamp", "ß", "ss", "SS", "İ", "i", "ı",
@@ -92,7 +90,6 @@ class Mute:
 
 
 def nested(levels: int, wrap: Callable[[Any], Any] = lambda value: [value]) -> Any:
-    """A value with so many levels."""
     value: Any = None
     for _ in range(levels):
         value = wrap(value)
@@ -216,8 +213,6 @@ class Drawn(Generic[T]):
         return "…"
 
 
-# ---- records and answers --------------------------------------------------------------------------------------------
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | NAMES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6,
@@ -260,7 +255,6 @@ def _forged(body: Any) -> bytes:
 
 
 def _encoded_anew(token: bytes) -> bytes:
-    """The same token in another encoding."""
     content = base64.urlsafe_b64decode(token + b"=" * (-len(token) % 4))
     return base64.urlsafe_b64encode(content[:-32].replace(b",", b", ") + content[-32:]).rstrip(b"=")
 

@@ -139,13 +139,11 @@ def registry() -> Iterator[StubRegistry]:
 
 @pytest.fixture(scope="module")
 def senders() -> Iterator[Senders]:
-    """What sends letters and rows of all lanes."""
     with senders_in_process() as found:
         yield found
 
 
 def check(kind: str, data: st.DataObject, registry: StubRegistry, senders: Senders) -> None:
-    """Draws a lane and runs it."""
     file: dict[str, Any] = {}
     plain: tuple[bytes | None, bytes | None] = (None, b"{}")
     if kind == "registry":

@@ -1,9 +1,7 @@
 """What a record handler that answers InFlight gives: an outcome with a deadline, and a token."""
 
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,19 +26,15 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SECOND = 1_000_000
 
 
-@pytest.fixture
-def code() -> Iterator[ModuleType]:
-    """A module for handlers."""
-    module = ModuleType("handlers_in_flight")
-    sys.modules[module.__name__] = module
-    yield module
-    del sys.modules[module.__name__]
+@pytest.fixture(autouse=True)
+def _unsigned_afterwards() -> Iterator[None]:
+    yield
     sign_tokens_with(None)
 
 
-def called(code: ModuleType, handler: Any, tokens: bool = True, **settings: Any) -> Outcomes:
+def called(code: Any, handler: Any, tokens: bool = True, **settings: Any) -> Outcomes:
     """The outcomes of two records; the timeout of the file is 30 seconds."""
-    code.handle = handler  # type: ignore[attr-defined]
+    code.handle = handler
     path = f"{code.__name__}:handle"
     ids = {TopicPartition("orders", 3): "id"}
     signer = TokenSigner(b"k" * 16, "ledger", TurnId("shop", "live", 0, 1), ids) if tokens else None
@@ -60,7 +54,7 @@ def shown(outcomes: Outcomes) -> list[tuple[int, str, str | None, int | None]]:
     ]
 
 
-def test_a_returned_in_flight_has_the_timeout_of_the_file_or_its_own(code: ModuleType) -> None:
+def test_a_returned_in_flight_has_the_timeout_of_the_file_or_its_own(code: Any) -> None:
     def handle(record: Record) -> InFlight:
         return InFlight(timedelta(seconds=5)) if record.value == b"b" else InFlight()
 
@@ -68,7 +62,7 @@ def test_a_returned_in_flight_has_the_timeout_of_the_file_or_its_own(code: Modul
     assert shown(called(code, handle, in_flight_timeout=None))[0] == (0, "in_flight", None, None)
 
 
-def test_a_generator_runs_to_its_end_and_may_yield_one_in_flight(code: ModuleType) -> None:
+def test_a_generator_runs_to_its_end_and_may_yield_one_in_flight(code: Any) -> None:
     done = []
 
     def handle(record: Record) -> Iterator[InFlight]:
@@ -81,7 +75,7 @@ def test_a_generator_runs_to_its_end_and_may_yield_one_in_flight(code: ModuleTyp
 
 
 @pytest.mark.parametrize("yields", [[InFlight(), InFlight()], [InFlight(), 5], [None]])
-def test_a_generator_that_yields_anything_else_fails_its_record(code: ModuleType, yields: list[Any]) -> None:
+def test_a_generator_that_yields_anything_else_fails_its_record(code: Any, yields: list[Any]) -> None:
     def handle(record: Record) -> Iterator[Any]:
         yield from yields if record.value == b"a" else ()
 
@@ -89,11 +83,11 @@ def test_a_generator_that_yields_anything_else_fails_its_record(code: ModuleType
 
 
 @pytest.mark.parametrize("result", [InFlight, [InFlight()], (InFlight(),), [InFlight]])
-def test_an_in_flight_in_another_form_fails_its_record(code: ModuleType, result: Any) -> None:
+def test_an_in_flight_in_another_form_fails_its_record(code: Any, result: Any) -> None:
     assert {row[1:3] for row in shown(called(code, lambda _: result))} == {("failed", ErrorClass.INVALID_OUTCOME)}
 
 
-def test_an_object_whose_call_is_a_generator_runs_to_its_end_too(code: ModuleType) -> None:
+def test_an_object_whose_call_is_a_generator_runs_to_its_end_too(code: Any) -> None:
     done = []
 
     class Handle:
@@ -104,7 +98,7 @@ def test_an_object_whose_call_is_a_generator_runs_to_its_end_too(code: ModuleTyp
     assert (shown(called(code, Handle()))[0], done) == ((0, "in_flight", None, 30), [b"a", b"b"])
 
 
-def test_what_a_generator_raises_after_its_in_flight_is_the_outcome(code: ModuleType) -> None:
+def test_what_a_generator_raises_after_its_in_flight_is_the_outcome(code: Any) -> None:
     def handle(record: Record) -> Iterator[InFlight]:
         yield InFlight()
         raise KeyError(record.offset)
@@ -113,7 +107,7 @@ def test_what_a_generator_raises_after_its_in_flight_is_the_outcome(code: Module
 
 
 @pytest.mark.parametrize("timeout", [timedelta(), timedelta(seconds=-1), 30])
-def test_a_timeout_that_is_no_time_above_zero_fails_the_record(code: ModuleType, timeout: Any) -> None:
+def test_a_timeout_that_is_no_time_above_zero_fails_the_record(code: Any, timeout: Any) -> None:
     outcomes = called(code, lambda _: InFlight(timeout))
     assert {row[1:3] for row in shown(outcomes)} == {("failed", ErrorClass.INVALID_OUTCOME)}
 
@@ -125,30 +119,30 @@ class Span(timedelta):
     __le__ = __lt__ = __floordiv__
 
 
-def test_i17_a_timeout_of_a_class_that_divides_otherwise_is_the_time_that_it_holds(code: ModuleType) -> None:
+def test_i17_a_timeout_of_a_class_that_divides_otherwise_is_the_time_that_it_holds(code: Any) -> None:
     assert shown(called(code, lambda _: InFlight(Span(seconds=5)))) == [
         (0, "in_flight", None, 5), (1, "in_flight", None, 5)
     ]  # fmt: skip
 
 
-def test_a_timeout_beyond_the_calendar_ends_before_the_calendar_does(code: ModuleType) -> None:
+def test_a_timeout_beyond_the_calendar_ends_before_the_calendar_does(code: Any) -> None:
     due = called(code, lambda _: InFlight(timedelta.max)).not_acked[0].due
     assert due is not None
     time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=due)
     assert (time.year, time + timedelta(milliseconds=1) > time) == (9999, True)
 
 
-def test_without_an_ack_topic_in_flight_fails_the_record_and_there_is_no_token(code: ModuleType) -> None:
+def test_without_an_ack_topic_in_flight_fails_the_record_and_there_is_no_token(code: Any) -> None:
     outcomes = called(code, lambda _: InFlight(), tokens=False)
     assert outcomes.not_acked[0].error_message == "InFlight needs `ack_topic` in the pipeline file"
     raising = called(code, lambda record: record.token, tokens=False)
     assert {row[2] for row in shown(raising)} == {"RuntimeError"}
 
 
-def test_a_handler_reads_the_token_of_its_record_through_streams_and_filters_too(code: ModuleType) -> None:
+def test_a_handler_reads_the_token_of_its_record_through_streams_and_filters_too(code: Any) -> None:
     tokens: list[str] = []
-    code.handle = lambda record: tokens.append(record.token)  # type: ignore[attr-defined]
-    code.wanted = lambda record: bool(record.token)  # type: ignore[attr-defined]
+    code.handle = lambda record: tokens.append(record.token)
+    code.wanted = lambda record: bool(record.token)
     called(code, code.handle)
     stream = Stream("a", f"{code.__name__}:handle", f"{code.__name__}:wanted", value="utf8")
     called(code, code.handle, translation=Translation((stream,)))
@@ -157,21 +151,21 @@ def test_a_handler_reads_the_token_of_its_record_through_streams_and_filters_too
     assert parsed[:2] == parsed[2:]
 
 
-def test_a_task_without_an_ack_topic_takes_the_tokens_of_the_task_before_away(code: ModuleType) -> None:
+def test_a_task_without_an_ack_topic_takes_the_tokens_of_the_task_before_away(code: Any) -> None:
     called(code, lambda _: InFlight())
     use_in_flight_settings(ReplaySettings("a:b", False, Outcome.FAILED, NOON))
     with pytest.raises(RuntimeError, match="ack_topic"):
         _ = next(iter(records_of([b"a"]))).token
 
 
-def test_only_record_handlers_go_with_an_ack_topic(code: ModuleType) -> None:
-    code.arrow = arrow_handler(lambda batch: [])  # type: ignore[attr-defined]
+def test_only_record_handlers_go_with_an_ack_topic(code: Any) -> None:
+    code.arrow = arrow_handler(lambda batch: [])
     path = f"{code.__name__}:arrow"
     check_functions(path, None)
     with pytest.raises(ConfigError, match="only a record handler") as refused:
         check_functions(path, None, in_flight=True)
     assert refused.value.key == "ack_topic"
-    code.rows = arrow_handler(lambda batch: (yield batch))  # type: ignore[attr-defined]
+    code.rows = arrow_handler(lambda batch: (yield batch))
     with pytest.raises(ConfigError, match="only a record handler"):
         check_functions(f"{code.__name__}:rows", None, in_flight=True)
     with pytest.raises(ConfigError, match="only a record handler"):

@@ -9,16 +9,13 @@ TP = TopicPartition("orders", 0)
 OTHER = TopicPartition("orders", 1)
 
 
-@pytest.mark.parametrize(
-    ("start", "by_source", "exactly"),
-    [
-        (3, None, (10, 20)),
-        (10, None, (10, 20)),
-        (14, (10, 14), (14, 20)),
-        (20, (10, 20), None),
-        (99, (10, 20), None),
-    ],
-)
+@pytest.mark.parametrize(("start", "by_source", "exactly"), [
+    (3, None, (10, 20)),
+    (10, None, (10, 20)),
+    (14, (10, 14), (14, 20)),
+    (20, (10, 20), None),
+    (99, (10, 20), None),
+])  # fmt: skip
 def test_what_may_hold_an_unreadable_timestamp_is_read_exactly_and_the_rest_by_the_source(
     start: int, by_source: tuple[int, int] | None, exactly: tuple[int, int] | None
 ) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from types import ModuleType
 from typing import Any
@@ -17,10 +17,9 @@ from ackline.errors import TransientError
 from ackline.handler import Tier
 from ackline.pipeline.streams import Stream, Translation, Undecodable
 from ackline.worker import streams as streams_module
-from ackline.worker.call import call_handler
 from ackline.worker.outcomes import Outcomes
 from ackline.worker.records import Records
-from ackline.worker.streams import Streams, load_handler_or_streams
+from ackline.worker.streams import Streams, call_handler, load_handler_or_streams
 from tests.ledger.strategies import REPEATABLE
 from tests.worker.batches import ACKED, NOW, RowResult, records_of, results
 
@@ -28,16 +27,6 @@ TOMBSTONE: RowResult = ("skipped", "Tombstone")
 UNMATCHED: RowResult = ("skipped", "Unmatched")
 UNDECODABLE: RowResult = ("failed", "Undecodable")
 DEAD: RowResult = ("failed", "Dead")
-
-
-@pytest.fixture
-def code() -> Iterator[Any]:
-    """A module for the functions of a test; `handle` does nothing."""
-    module = ModuleType("code_of_a_test")
-    module.handle = lambda record: None  # type: ignore[attr-defined]
-    sys.modules[module.__name__] = module
-    yield module
-    del sys.modules[module.__name__]
 
 
 def stream(code: Any, name: str = "", handler: str = "handle", wants: str | None = None, **more: Any) -> Stream:
@@ -59,9 +48,6 @@ def results_of(streams: Sequence[Stream], records: Records, deliver_tombstones: 
 def message_of(streams: Sequence[Stream], records: Records) -> str:
     (outcome,) = call(streams, records).not_acked
     return outcome.error_message or ""
-
-
-# -- decoding
 
 
 def test_a_handler_gets_what_is_decoded(code: Any) -> None:
@@ -98,16 +84,13 @@ def test_s44_what_is_null_is_not_decoded(code: Any) -> None:
     assert [(record.key, record.value) for record in records] == [(None, 1), (None, None)]
 
 
-@pytest.mark.parametrize(
-    ("error", "result"),
-    [
-        *((error("x"), ("failed", error.__name__)) for error in (ValueError, SystemExit, KeyboardInterrupt)),
-        (TransientError("a handler's own"), ("failed", "TransientError")),
-        (Undecodable("a handler's own"), ("failed", "ackline.pipeline.streams.Undecodable")),
-        (Skip("so"), ("skipped", "Skip")),
-        (Dead("so"), DEAD),
-    ],
-)
+@pytest.mark.parametrize(("error", "result"), [
+    *((error("x"), ("failed", error.__name__)) for error in (ValueError, SystemExit, KeyboardInterrupt)),
+    (TransientError("a handler's own"), ("failed", "TransientError")),
+    (Undecodable("a handler's own"), ("failed", "ackline.pipeline.streams.Undecodable")),
+    (Skip("so"), ("skipped", "Skip")),
+    (Dead("so"), DEAD),
+])  # fmt: skip
 def test_what_handler_or_filter_raise_is_the_outcome_of_their_record(
     code: Any, error: BaseException, result: RowResult
 ) -> None:
@@ -132,24 +115,19 @@ def test_an_unreachable_registry_ends_the_task(code: Any, monkeypatch: pytest.Mo
         call([stream(code, value="json")], records_of([b"1"]))
 
 
-# -- what an error message may repeat (I13)
-
 CANARIES = ("Alice", "Wonder", "31337", "4242", "c4n4ry")
 SECRETS = {"name": "Alice\nWonder", "n": 31337, "d": {"c4n4ry": [4242.5]}}
 
 
-@pytest.mark.parametrize(
-    "blab",
-    [
-        lambda value: ValueError(f"bad customer {value['name']!r} with {value['n']}"),
-        lambda value: KeyError(value["name"]),
-        lambda value: ValueError(value),
-        lambda value: ValueError(value["d"], value.pop("name"), value.pop("n")),
-        lambda value: Undecodable(f"{value['name']} is undecodable"),
-        lambda value: Skip(str(value)),
-        lambda value: Dead(f"{value.pop('name')} {value.pop('n')} {value.pop('d')}"),
-    ],
-)
+@pytest.mark.parametrize("blab", [
+    lambda value: ValueError(f"bad customer {value['name']!r} with {value['n']}"),
+    lambda value: KeyError(value["name"]),
+    lambda value: ValueError(value),
+    lambda value: ValueError(value["d"], value.pop("name"), value.pop("n")),
+    lambda value: Undecodable(f"{value['name']} is undecodable"),
+    lambda value: Skip(str(value)),
+    lambda value: Dead(f"{value.pop('name')} {value.pop('n')} {value.pop('d')}"),
+])  # fmt: skip
 @pytest.mark.parametrize("function", ["handler", "wants"])
 def test_i13_a_message_repeats_nothing_of_a_decoded_value(
     code: Any, blab: Callable[[Any], BaseException], function: str
@@ -177,34 +155,6 @@ def test_i13_values_that_do_not_show_in_the_bytes_are_masked_too(code: Any, monk
     assert message == "no *** of ***.*** for ***: b'***'"
 
 
-# -- streams
-
-
-def test_a_record_goes_to_the_first_stream_that_wants_it_and_else_to_the_handler(code: Any) -> None:
-    taken: list[tuple[str, Any]] = []
-    for name in ("a", "b", "handle"):
-        setattr(code, name, lambda record, name=name: taken.append((name, record.value)))
-    code.even = lambda record: record.value % 2 == 0
-    code.third = lambda record: record.value % 3 == 0
-    streams = [
-        stream(code, "a", "a", "even", value="json"),
-        stream(code, "b", "b", "third", topics=("orders",), value="json"),
-        stream(code, value="json"),
-    ]
-    assert results_of(streams, records_of([str(n).encode() for n in range(7)])) == [ACKED] * 7
-    assert taken == [("a", 0), ("handle", 1), ("a", 2), ("b", 3), ("a", 4), ("handle", 5), ("a", 6)]
-    taken.clear()
-    call(streams, records_of([b"3"], topic="others"))
-    assert taken == [("handle", 3)]
-
-
-def test_a_record_that_no_stream_wants_is_skipped_as_unmatched(code: Any) -> None:
-    code.no = lambda record: False
-    for unwilling in (stream(code, "a", wants="no"), stream(code, "a", topics=("payments",)), stream(code, wants="no")):
-        outcomes = call([unwilling], records_of([b"1", b"2"]))
-        assert (results(outcomes, 2), outcomes.calls) == ([UNMATCHED] * 2, 0)
-
-
 @pytest.mark.parametrize("returned", [None, 1, 0, "yes", [], object()])
 def test_a_filter_that_returns_neither_true_nor_false_fails_its_record(code: Any, returned: object) -> None:
     """A forgotten `return` must not skip all records."""
@@ -224,13 +174,6 @@ def test_each_stream_gets_the_record_decoded_its_own_way(code: Any) -> None:
     streams = [stream(code, "a", wants="no", value="json"), stream(code, "b", wants="no", value="utf8"), stream(code)]
     assert results_of(streams, records_of([b"17"])) == [ACKED]
     assert [record.value for record in records] == [17, "17", b"17"]
-
-
-def test_a_record_that_does_not_decode_for_the_first_filter_fails(code: Any) -> None:
-    """If a later stream got the record, no error would show that the first stream can't read it."""
-    code.no = lambda record: False
-    streams = [stream(code, "a", wants="no", value="json"), stream(code)]
-    assert results_of(streams, records_of([b"{"])) == [UNDECODABLE]
 
 
 FILTERS: dict[str, Callable[[int], bool]] = {
@@ -293,9 +236,6 @@ def test_every_record_has_one_outcome_and_at_most_one_handler(
     assert results_of(streams, records_of(encoded, topic=topic)) == [result for result, _ in expected]
     takers = [(number, str(value)) for (_, number), value in zip(expected, values, strict=True) if number is not None]
     assert sorted(calls) == sorted(takers)
-
-
-# -- the Arrow tier
 
 
 def test_an_arrow_handler_gets_decoded_text_and_rows_that_are_not_text_fail_alone(code: Any) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from ackline.delta.folder import Folder
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.spark import job as spark_job
-from ackline.tables.folder import Folder
 from ackline.worker.settings import open_task_folder, remove_task_folders
 from tests.worker.task_lab import TaskLab
 

@@ -10,25 +10,10 @@ import pytest
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.pipeline.streams import Stream, Translation
-from tests.spark.tiers import EXPECTED, KEY_WORDS, KEYS, SECRET, check_counts_alone, check_retries, hash_of
+from tests.spark.tiers import EXPECTED, KEY_WORDS, KEYS, SECRET, hash_of
 from tests.worker.task_lab import TaskLab
 
 PATH = "tests.spark.stream_handlers:{}".format
-
-
-def test_a_record_handler_settles_each_record_by_itself(tasks: TaskLab) -> None:
-    words = [b"ok", b"fail", b"skip", b"dead", b"exit", b"interrupt", b"generator", None, b"ok"]
-    tp = tasks.put(*words, key=b"customer-1")
-    job = tasks.job("by_word", {tp: (0, 9)})
-    result = tasks.run(job)
-    assert tasks.outcomes(job) == [
-        (0, "acked", None), (1, "failed", "ValueError"), (2, "skipped", "Skip"), (3, "failed", "Dead"),
-        (4, "failed", "SystemExit"), (5, "failed", "KeyboardInterrupt"), (6, "failed", "InvalidOutcome"),
-        (7, "skipped", "Tombstone"), (8, "acked", None),
-    ]  # fmt: skip
-    assert result.calls == 8
-    assert result.counts == {tp: {Outcome.ACKED: 2, Outcome.FAILED: 5, Outcome.SKIPPED: 2}}
-    assert not any("customer" in (row["error_message"] or "") for row in tasks.rows(job))
 
 
 def test_failures_are_dropped_under_a_guarantee_that_never_retries(tasks: TaskLab) -> None:
@@ -71,17 +56,6 @@ def test_tombstones_are_delivered_on_demand(tasks: TaskLab, handler: str) -> Non
     assert tasks.outcomes(job)[0][1] == ("acked" if handler == "arrow_words" else "failed")
 
 
-@pytest.mark.parametrize("handler", ["by_word", "arrow_words"])
-def test_retries_meet_the_same_handler_with_their_own_attempt(tasks: TaskLab, handler: str) -> None:
-    """S19, S22: fresh ranges and retries of several partitions and topics in one job."""
-    check_retries(tasks, handler)
-
-
-@pytest.mark.parametrize("handler", ["by_word", "arrow_words"])
-def test_waits_are_counted_of_each_partition_and_rows_may_be_counted_only(tasks: TaskLab, handler: str) -> None:
-    check_counts_alone(tasks, handler)
-
-
 def test_two_topics_and_three_streams_in_one_job(tasks: TaskLab) -> None:
     """A filter splits JSON orders between two handlers; notes are a column of text. A bad record fails alone."""
     of_orders, of_notes = tasks.partitions(1, 1)
@@ -115,28 +89,21 @@ def test_two_topics_and_three_streams_in_one_job(tasks: TaskLab) -> None:
     assert tasks.outcomes(retry) == [(8, "acked", None), (9, "acked", None), (10, "failed", "Undecodable")]
 
 
-# -- hashes of keys
-
-
 @pytest.fixture
 def log(tasks: TaskLab) -> tuple[TopicPartition, TopicPartition]:
-    """Two partitions that hold the same records."""
-    tps = TopicPartition("hashed", 0), TopicPartition("hashed", 1)
-    for tp in tps:
+    first, second = tasks.partitions(2)
+    for tp in (first, second):
         tasks.put_records(tp, zip(KEYS, KEY_WORDS, strict=True))
-    return tps
+    return first, second
 
 
-@pytest.mark.parametrize(
-    ("handler", "settings"),
-    [
-        ("by_word", {}),
-        ("arrow_words", {}),
-        ("by_word", {"isolated": True}),
-        ("arrow_words", {"isolated": True, "record_timeout": 30.0}),
-        ("by_word", {"once": True}),
-    ],
-)
+@pytest.mark.parametrize(("handler", "settings"), [
+    ("by_word", {}),
+    ("arrow_words", {}),
+    ("by_word", {"isolated": True}),
+    ("arrow_words", {"isolated": True, "record_timeout": 30.0}),
+    ("by_word", {"once": True}),
+])  # fmt: skip
 def test_the_hash_of_each_key_of_fresh_records_and_of_retries_is_stored(
     tasks: TaskLab, log: tuple[TopicPartition, TopicPartition], handler: str, settings: dict[str, object]
 ) -> None:
@@ -150,7 +117,7 @@ def test_a_retry_that_the_log_no_longer_holds_has_no_hash(
     tasks: TaskLab, log: tuple[TopicPartition, TopicPartition]
 ) -> None:
     retries, _ = log
-    tasks.starts[retries] = 4
+    tasks.world.topics[retries.topic].logs[retries.partition].start = 4
     job = tasks.ran("by_word", None, {retries: {0: 2, 5: 2}}, key_hash_secret=SECRET)
     found = [(row["outcome"], row["key_hash"]) for row in tasks.rows(job)]
     assert found == [("expired", None), ("acked", hash_of(b"\xff\x00"))]

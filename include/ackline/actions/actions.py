@@ -3,12 +3,11 @@
 An action takes number n among the plans, as a plan that holds the whole action: `start_offset` and `end_offset` of its
 rows are the offset that it moves a partition to, `retries` the pending offsets that it has chosen. From then on any
 process can finish it, so a crash after the plan loses nothing: the next run finds the open plan and settles it. Its
-number among the plans is also the fence against a run that takes the same turn. While a turn is open, an action is
-refused, so it never runs beside a replay.
+number among the plans is also the fence against a run that takes the same turn.
 
-An action that is refused has stored nothing. So everything that may refuse it comes before its plan: the lane, the
-targets, the log, and for an action that may move a floor the group. After the plan the action is a fact, whatever
-becomes of the group's commit: the result states why the group was not committed, and the next run commits it.
+Everything that may refuse an action comes before its plan: an open turn, the lane, the targets, the log, and for one
+that may move a floor the group. After the plan the action is a fact, whatever becomes of the group's commit: the result
+states why the group was not committed, and the next run commits it.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,15 +15,14 @@ from dataclasses import dataclass, field, replace
 
 from ackline.errors import AcklineError, ConfigError, FatalError, GroupBusy, GroupMoved
 from ackline.lane.adapters import Adapters
-from ackline.lane.claim import void_advice
 from ackline.lane.commit import CommitCheck, acknowledging, commit_metadata_of, commit_newest
 from ackline.lane.genesis import previous_subscription
-from ackline.lane.plans import MOVES, Targets, action_plan, check_clock, check_settings_unchanged
+from ackline.lane.plans import Targets, action_plan, check_clock, check_settings_unchanged
+from ackline.lane.ways_out import run, void_advice
 from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
-from ackline.outputs.checks import older_copies
-from ackline.outputs.turn import publish_settled
-from ackline.pipeline.arguments import id_of
+from ackline.outputs.expected import older_copies
+from ackline.outputs.publish import publish_settled
 from ackline.steps.plan import take_turn
 from ackline.steps.settle import settle_turn
 
@@ -34,25 +32,17 @@ Choose = Callable[[Settlement], Targets]
 
 @dataclass(frozen=True, slots=True)
 class PreparedAction:
-    """An action that nothing refuses now: its plan, which is not stored, and the lane before it.
+    """An action and the lane before it: one that nothing refuses now, whose plan is not stored, or one that is stored
+    and settled.
 
     `older_copies` has, of a reset or an adoption, each output table that is an older copy, or that is ahead of the
     ledger, with the reason: the action goes on without the rows of what is not handled again, or beside them.
+    `not_committed` is why a settled action did not commit the group; None if it did, or if the lane commits nothing.
     """
 
     plan: Plan
     before: Settlement
     older_copies: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class PerformedAction:
-    """An action that is stored and settled. `not_committed` is why the group was not committed; None if it was, or if
-    the lane commits nothing. `older_copies` is as in `PreparedAction`."""
-
-    plan: Plan
-    before: Settlement
-    older_copies: Mapping[str, str]
     not_committed: str | None = None
 
 
@@ -66,7 +56,7 @@ def prepare_action(
         raise _not_begun(adapters, kind)
     open_plan = adapters.store.open_plan(newest)
     if open_plan is not None:
-        raise open_turn_error(adapters, kind, open_plan)
+        raise open_turn_error(kind, open_plan)
     check_clock(adapters, newest.settled_at)
     plan = _plan(adapters, newest, kind, choose, reason, adopts_ledger)
     _check_group(adapters, newest, plan, adopts_ledger)
@@ -80,7 +70,7 @@ def perform_action(
     reason: str,
     turn: TurnId | None = None,
     adopts_ledger: bool = False,
-) -> PerformedAction:
+) -> PreparedAction:
     """Carries out an action on the lane, and commits what follows from it.
 
     `choose` is called again whenever another run has taken the turn, because the lane has moved then. With `turn`, the
@@ -98,7 +88,7 @@ def perform_action(
         raise _not_begun(adapters, kind)
 
     def refuse(open_plan: Plan, _: Settlement) -> bool:
-        raise open_turn_error(adapters, kind, open_plan)
+        raise open_turn_error(kind, open_plan)
 
     def make(newest: Settlement) -> Plan:
         plan = _plan(adapters, newest, kind, choose, reason, adopts_ledger)
@@ -116,15 +106,15 @@ def perform_action(
     except AcklineError as error:
         error.add_advice(f"{taken.plan.turn}, the {kind}, is stored: the next run settles it")
         raise
-    return PerformedAction(taken.plan, taken.before, found, commit_or_reason(adapters))
+    return PreparedAction(taken.plan, taken.before, found, commit_or_reason(adapters))
 
 
 def _older_copies(adapters: Adapters, newest: Settlement, kind: TurnKind, adopts_ledger: bool) -> dict[str, str]:
-    return older_copies(adapters.store, newest) if kind is TurnKind.RESET or adopts_ledger else {}
+    return older_copies(adapters.store, newest) if kind.opens_epoch or adopts_ledger else {}
 
 
 def _check_lane(adapters: Adapters, kind: TurnKind) -> None:
-    if kind is TurnKind.RESET and not adapters.commits:
+    if kind.opens_epoch and not adapters.commits:
         raise ConfigError(
             f"{adapters.store.lane} holds what was chosen once, so it is never reset; begin another backfill",
             key="--lane",
@@ -135,28 +125,22 @@ def _not_begun(adapters: Adapters, kind: TurnKind) -> ConfigError:
     return ConfigError(f"{adapters.pipeline.name} has not run yet: there is nothing to {kind}")
 
 
-def open_turn_error(adapters: Adapters, action: str, open_plan: Plan) -> FatalError:
+def open_turn_error(action: str, open_plan: Plan) -> FatalError:
     """Returns the error that refuses an action while a turn is open."""
     what, then = "", f"then {action} again"
-    if open_plan.kind is not TurnKind.RUN:
+    if not open_plan.kind.replays:
         # It may be this very action, whose process has died or got no answer: done again, it would be done twice.
         what = f", a {open_plan.kind} of {open_plan.actor or 'Ackline'} ({open_plan.reason or 'no reason given'}),"
         then = f"and look at the lane before you {action} again: that turn may be what you have asked for"
     return FatalError(
-        f"{open_plan.turn}{what} is open: let it end (`{run_command(adapters)}`), {then}. {void_advice(open_plan.turn)}"
+        f"{open_plan.turn}{what} is open: let it end (`{run(open_plan.turn)}`), {then}. {void_advice(open_plan.turn)}"
     )
-
-
-def run_command(adapters: Adapters) -> str:
-    """Returns the command that takes turns of the lane."""
-    name, lane = adapters.pipeline.name, adapters.store.lane
-    return f"ackline run {name}" if lane == LIVE else f"ackline backfill {name} --id {id_of(lane)}"
 
 
 def _plan(
     adapters: Adapters, newest: Settlement, kind: TurnKind, choose: Choose, reason: str, adopts_ledger: bool
 ) -> Plan:
-    if kind is not TurnKind.RESET:
+    if not kind.opens_epoch:
         # The plan stores the settings in force, and the next turn takes them for those that pending records were
         # planned under. A changed guarantee would not show. A reset leaves nothing pending, so it may change them.
         check_settings_unchanged(adapters, newest)
@@ -179,13 +163,13 @@ def _check_group(adapters: Adapters, newest: Settlement, plan: Plan, adopts_ledg
     A partition whose group was moved by another client refuses nothing: the action may be the operator's answer to
     that, one partition after the other.
     """
-    if plan.kind not in MOVES or adapters.store.lane != LIVE:
+    if not plan.kind.moves_floor or adapters.store.lane != LIVE:
         return
     adapters.group.check_no_members()
     if adopts_ledger:
         return
     metadata = commit_metadata_of(adapters, newest)
-    if plan.kind is TurnKind.RESET:  # its floors are committed as turn 0 of the new epoch
+    if plan.kind.opens_epoch:  # its floors are committed as turn 0 of the new epoch
         metadata = CommitMetadata(metadata.ledger, metadata.pipeline, metadata.epoch + 1, 0)
     lane = {tp: settled for tp, settled in newest.partitions.items() if adapters.is_subscribed(tp)}
     committed = adapters.group.committed(adapters.unchanged_partitions({tp: row.topic_id for tp, row in lane.items()}))

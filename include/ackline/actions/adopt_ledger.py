@@ -1,20 +1,17 @@
 """`ackline adopt-ledger`: an operator's answer to a group that another ledger of the pipeline has committed.
 
-The ledgers of a pipeline share nothing, so a run stops at a commit of the other one. What the operator
-decides depends on what ACKLINE_AUDIT holds:
+The ledgers of a pipeline share nothing, so a run stops at a commit of the other one. What ACKLINE_AUDIT holds decides:
 - No ledger: the other one is lost. A new ledger begins at the group's commits, whatever `start` is; at the log start
   where there is no commit.
-- A ledger, and commits of another one: a wrong folder was in use meanwhile. This ledger goes on with its own floors and
-  its pending records, and acknowledges the other one's commits. At most once it skips to them, because the other ledger
+- A ledger, and commits of another one: a wrong folder was in use meanwhile. A skip goes on with this ledger's floors
+  and pending records, and acknowledges the other one's commits. At most once it skips to them, because the other ledger
   may have handed out what is below.
-- An older copy of the ledger that has committed: the two have been different ledgers since the copy was made. So this
-  one gets an id of its own (lane/commit.py), and goes on as one that returns over the commits of another ledger.
-
-The first is the genesis of the lane, in one fenced commit; the others are a skip (actions/actions.py).
+- An older copy of the ledger that has committed: the same, after this one has got an id of its own (lane/commit.py).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ackline.actions.actions import PreparedAction, commit_or_reason, open_turn_error, perform_action, prepare_action
 from ackline.errors import ConfigError, FatalError, GroupMoved, NewerCommit
@@ -62,15 +59,12 @@ class Adoption:
 
 
 def prepare_adoption(adapters: Adapters, reason: str) -> Adoption:
-    """Returns what adopting would change now; stores nothing.
-
-    Raises ConfigError if no commit is to be adopted, GroupBusy if the group has members, FatalError while a turn is
-    open.
-    """
+    """Returns what adopting would change now; stores nothing. Raises ConfigError if no commit is to be adopted,
+    GroupBusy if the group has members, FatalError while a turn is open."""
     adapters.group.check_no_members()
     newest = adapters.store.newest()
     if newest is not None and (open_plan := adapters.store.open_plan(newest)) is not None:
-        raise open_turn_error(adapters, "adopt the ledger", open_plan)
+        raise open_turn_error("adopt the ledger", open_plan)
     if newest is not None:
         check_settings_unchanged(adapters, newest)  # partitions that join begin a turn, which runs by the file of today
     view = observe_kafka(adapters, newest)
@@ -86,9 +80,7 @@ def prepare_adoption(adapters: Adapters, reason: str) -> Adoption:
     others = {tp: row.committed for tp, row in joining.items() if row.committed is not None} | commits
     action = None
     if commits:
-        action = prepare_action(
-            adapters, TurnKind.SKIP, lambda lane: _targets(adapters, lane), reason, adopts_ledger=True
-        )
+        action = prepare_action(adapters, TurnKind.SKIP, partial(_targets, adapters), reason, adopts_ledger=True)
     older_copy = _is_older_copy(adapters, commits)
     # Only a copy gets another id. A ledger that returns over commits of another one keeps its id and its tokens.
     tokens = _outstanding(newest) if older_copy else OutstandingTokens(0, 0)
@@ -109,10 +101,8 @@ def adopt_ledger(adapters: Adapters, reason: str) -> Adoption:
         _join(adapters)
     if adoption.action is None:
         return replace(adoption, not_committed=commit_or_reason(adapters))
-    done = perform_action(adapters, TurnKind.SKIP, lambda lane: _targets(adapters, lane), reason, adopts_ledger=True)
-    return replace(
-        adoption, action=PreparedAction(done.plan, done.before, done.older_copies), not_committed=done.not_committed
-    )
+    done = perform_action(adapters, TurnKind.SKIP, partial(_targets, adapters), reason, adopts_ledger=True)
+    return replace(adoption, action=done, not_committed=done.not_committed)
 
 
 def _joining(adapters: Adapters, newest: Settlement | None, view: KafkaView) -> dict[TopicPartition, SettledPartition]:
@@ -132,7 +122,7 @@ def _join(adapters: Adapters) -> None:
         )
 
     def refuse(open_plan: Plan, _: Settlement) -> bool:
-        raise open_turn_error(adapters, "adopt the ledger", open_plan)
+        raise open_turn_error("adopt the ledger", open_plan)
 
     def make(newest: Settlement) -> Plan | None:
         check_settings_unchanged(adapters, newest)
@@ -186,7 +176,7 @@ def _targets(adapters: Adapters, newest: Settlement) -> Targets:
         unchanged = adapters.unchanged_partitions({tp: newest.partitions[tp].topic_id for tp in own})
         commits |= {tp: own[tp] for tp in unchanged}
         floors |= {tp: newest.partitions[tp].state.floor for tp in commits}
-    if adapters.pipeline.guarantee != "at_most_once" or not commits:
+    if not adapters.pipeline.guarantee.claims or not commits:
         return floors
     above = {tp: commit.offset for tp, commit in commits.items() if commit.offset > floors[tp]}
     ends = adapters.cluster.bounds(above)
@@ -195,5 +185,5 @@ def _targets(adapters: Adapters, newest: Settlement) -> Targets:
 
 def _ledgers(adapters: Adapters, committed: Mapping[TopicPartition, Committed]) -> tuple[str, ...]:
     of_pipeline = [commit for commit in committed.values() if is_of_pipeline(commit, adapters.pipeline.name)]
-    decoded = [CommitMetadata.decode(commit.metadata) for commit in of_pipeline]
+    decoded = [CommitMetadata.decode_or_none(commit.metadata) for commit in of_pipeline]
     return tuple(sorted({metadata.ledger for metadata in decoded if metadata is not None}))

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ackline.errors import ConfigError
+from ackline.forms.arguments import Destination, PartitionChoice, parse_destination, parse_distance, parse_offsets
+from ackline.forms.form import ERROR_CLASS, PARTITIONS, TOPICS, Entered, Field, FieldType
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.turns import LIVE, TurnKind
-from ackline.pipeline.arguments import Destination, PartitionChoice, parse_destination, parse_distance, parse_offsets
-from ackline.pipeline.form import ERROR_CLASS, PARTITIONS, TOPICS, Entered, Field, FieldType
 
 TO = Field(
     name="to", option="--to", title="To",
@@ -27,7 +27,7 @@ ALL_PARTITIONS = Field(
 )  # fmt: skip
 OFFSETS = Field(
     name="offsets", option="--offsets", title="Offsets", help="Only offsets A:B, B exclusive, or the single offset A.",
-    pattern="^[0-9]{0,19}:?[0-9]{0,19}$",
+    pattern="^[0-9]{0,19}[:-]?[0-9]{0,19}$",
 )  # fmt: skip
 GONE = Field(
     name="gone", option="--gone", type=FieldType.FLAG, title="Gone",
@@ -68,7 +68,7 @@ class Action:
     @property
     def kind(self) -> TurnKind | None:
         """The kind of its turn; None for `void` and `adopt-ledger`, which choose no partitions."""
-        return TurnKind(self.name) if TOPICS in self.fields else None
+        return next((kind for kind in TurnKind if kind.is_action and kind == self.name), None)
 
 
 ACTIONS = {
@@ -119,7 +119,11 @@ ACTIONS = {
             "stop reading",
             """Read nothing from these partitions until they are resumed. Pending records stay pending.
 
-            Example: `ackline pause orders --topic orders --partition 3 --reason "schema change" --yes`
+            `--all`, `--tag` and `--handler` choose several pipelines instead of one. One that fails is named, and the
+            others go on; the command ends with 1 then.
+
+            Examples: `ackline pause orders --topic orders --partition 3 --reason "schema change" --yes`,
+            `ackline pause --handler handlers.shop --reason "bad deploy" --yes`
             """,
         ),
         Action(
@@ -128,7 +132,9 @@ ACTIONS = {
             "resume reading",
             """Resume reading paused partitions.
 
-            Example: `ackline resume orders --yes`
+            `--all`, `--tag` and `--handler` choose several pipelines instead of one.
+
+            Examples: `ackline resume orders --yes`, `ackline resume --tag shop --yes`
             """,
         ),
         Action(

@@ -211,11 +211,14 @@ class TurnObject(JsonObject):
     run_id: str
     actor: str
     reason: str
+    code: str | None
     start: Time | None
     end: Time
     duration: float | None
     partitions: int
     records: int
+    new_records: int
+    new_failed: int
     outcomes: dict[str, int]
 
 

@@ -9,10 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 import numpy as np
 
-from ackline.actions.actions import PreparedAction, perform_action, prepare_action
+from ackline.actions.actions import perform_action, prepare_action
 from ackline.actions.adopt_ledger import adopt_ledger, prepare_adoption
 from ackline.actions.form import GIVE_UP, PAUSE, REASON, Action, ActionRequest, check_entered, request_of
 from ackline.actions.objects import JsonObject
@@ -29,15 +30,16 @@ from ackline.actions.report import (
     void_preview,
     void_text,
 )
-from ackline.actions.void import drop_outputs, open_turn, unpublished_turn, void_open_turn
+from ackline.actions.void import drop_outputs, open_turn, void_open_turn
 from ackline.errors import ConfigError
+from ackline.forms.arguments import Destination
+from ackline.forms.form import Entered
 from ackline.lane.adapters import Adapters
 from ackline.lane.plans import LetGo, Targets
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind, PendingRuns
 from ackline.ledger.turns import Settlement, TurnId, TurnKind
-from ackline.pipeline.arguments import Destination
-from ackline.pipeline.form import Entered
+from ackline.outputs.given_up import unpublished_turn
 from ackline.tables.store import LedgerStore
 
 
@@ -77,22 +79,17 @@ class _OnLane(OperatorAction):
     request: ActionRequest
 
     def preview(self, adapters: Adapters) -> Report:
-        action = prepare_action(adapters, self.request.kind, lambda lane: self._targets(adapters, lane), self.reason)
+        targets = partial(choose_targets, adapters, self.request)
+        action = prepare_action(adapters, self.request.kind, targets, self.reason)
         self.shown = action.plan.turn
         return Report(action_text(action, done=False), action_object(action, dry_run=True))
 
     def perform(self, adapters: Adapters, as_shown: bool = False) -> Report:
         turn = self.shown if as_shown else None
-        done = perform_action(
-            adapters, self.request.kind, lambda lane: self._targets(adapters, lane), self.reason, turn
-        )
-        action = PreparedAction(done.plan, done.before, done.older_copies)
-        body = action_object(action, dry_run=False, not_committed=done.not_committed)
-        texts = [_with_commit(text, done.not_committed) for text in (action_text(action, done=True), done_text(action))]
-        return Report(texts[0], body, texts[1])
-
-    def _targets(self, adapters: Adapters, newest: Settlement) -> Targets:
-        return choose_targets(adapters, self.request, newest)
+        targets = partial(choose_targets, adapters, self.request)
+        done = perform_action(adapters, self.request.kind, targets, self.reason, turn)
+        texts = [_with_commit(text, done.not_committed) for text in (action_text(done, done=True), done_text(done))]
+        return Report(texts[0], action_object(done, dry_run=False), texts[1])
 
 
 @dataclass(slots=True)
@@ -146,11 +143,8 @@ def _with_commit(text: str, not_committed: str | None) -> str:
 
 
 def entered_action(action: Action, name: str, entered: Entered, now: datetime) -> OperatorAction:
-    """Returns the action that was entered for the pipeline `name`. Reads neither tables nor Kafka.
-
-    Raises ConfigError for fields that the action does not take, for a reason that is missing, and for values that can't
-    be read.
-    """
+    """Returns the action that was entered for the pipeline `name`. Reads neither tables nor Kafka. Raises ConfigError
+    for fields that the action does not take, a reason that is missing, and values that can't be read."""
     check_entered(action, entered)
     reason: str = entered.value(REASON) or ""
     if action.kind is not None:
@@ -175,13 +169,13 @@ def choose_targets(adapters: Adapters, request: ActionRequest, newest: Settlemen
     if request.gone:
         return _gone_targets(adapters, chosen, newest)
     floors = {tp: newest.partitions[tp].state.floor for tp in chosen}
-    if request.kind in (TurnKind.PAUSE, TurnKind.RESUME):
+    if request.kind.pauses is not None:
         return floors
-    if request.kind is TurnKind.RESET:  # a topic created again may lack partitions, which stay at their floor
+    if request.kind.opens_epoch:  # a topic created again may lack partitions, which stay at their floor
         topics = adapters.cluster.topics(sorted({tp.topic for tp in chosen}))
         existing = [tp for tp in chosen if tp.topic in topics and tp.partition in topics[tp.topic].partitions]
         chosen = existing or chosen
-    if request.kind is TurnKind.SKIP:  # a partition that was let go has nothing to skip
+    else:  # a partition that was let go has nothing to skip
         chosen = [tp for tp in chosen if not newest.partitions[tp].let_go] or chosen
     if isinstance(request.to, int) and len(chosen) > 1 and not request.all_partitions:
         raise ConfigError(
@@ -194,7 +188,7 @@ def choose_targets(adapters: Adapters, request: ActionRequest, newest: Settlemen
     for tp, target in targets.items():
         if target < 0:
             raise ConfigError(f"{tp}: offset {target} is below 0; the floor is {floors[tp]}", key="--by")
-    return _forward(targets, floors, request, name) if request.kind is TurnKind.SKIP else targets
+    return targets if request.kind.opens_epoch else _forward(targets, floors, request, name)
 
 
 def _gone_targets(
@@ -233,7 +227,7 @@ def _seen_end(store: LedgerStore, newest: Settlement, tp: TopicPartition) -> int
             before = store.settlement(turn).partitions.get(tp)
             end = max(end, before.state.complete_to) if before is not None else end
         plan = store.plan(turn)
-        planned = plan.partitions.get(tp) if plan.kind is TurnKind.RUN else None
+        planned = plan.partitions.get(tp) if plan.kind.replays else None
         if planned is not None:
             same = planned.topic_id == newest.partitions[tp].topic_id
             return max(end, planned.log.end) if same else end

@@ -5,7 +5,6 @@ same. Each JSON object is one type, whose fields are its keys: the command print
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pydantic import Field
@@ -13,16 +12,16 @@ from pydantic import Field
 from ackline.actions.actions import PreparedAction
 from ackline.actions.adopt_ledger import Adoption, OutstandingTokens
 from ackline.actions.objects import JsonObject, PartitionObject, RangeObject
-from ackline.actions.void import ClosedTurn, Consequence, DroppedOutputs, OpenTurn, UnpublishedTurn
+from ackline.actions.void import ClosedTurn, Consequence, OpenTurn
 from ackline.errors import counted
 from ackline.lane.adapters import Adapters
-from ackline.lane.plans import MOVES
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.offsets import TopicPartition, count
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
+from ackline.ledger.published import OLDER_TABLE
 from ackline.ledger.turns import LIVE, Plan, SettledPartition, Settlement, TurnId, TurnKind
+from ackline.outputs.given_up import DroppedOutputs, UnpublishedTurn
 from ackline.steps.decide import skipped_by, states_after
-from ackline.tables.published import OLDER_TABLE
 from ackline.tables.turn_outcomes import TurnOutcomes
 
 T = TypeVar("T")
@@ -36,25 +35,33 @@ class Both(JsonObject, Generic[T]):
 
 
 class ChangeObject(PartitionObject):
-    """A partition before and after an action."""
+    """A partition before and after an action. All counts are of offsets; an offset without a record counts too."""
 
     floor: Both[int]
     complete_to: Both[int]
     pending: Both[int]
     paused: Both[bool]
     skipped: int
+    """How many offsets are settled as `skipped`: they are never handled, or never again."""
     handled_again: int
+    """How many offsets below the old `complete_to` the new epoch reads again."""
     due_now: int
+    """How many pending retries become due."""
 
 
-class ActionObject(JsonObject):
-    """An action: its turn, its actor and reason, and what it changes. A dry run has the same keys and counts."""
+class TurnOfOperator(JsonObject):
+    """A turn that an operator takes, closes or gives up."""
 
-    left_out = frozenset({"older_copies"})
     pipeline: str
     lane: str
     epoch: int
     turn: int
+
+
+class ActionObject(TurnOfOperator):
+    """An action: its turn, its actor and reason, and what it changes. A dry run has the same keys and counts."""
+
+    left_out = frozenset({"older_copies"})
     kind: str
     reason: str
     actor: str
@@ -85,13 +92,9 @@ class AdoptionObject(ActionObject):
     begins: tuple[JoinObject, ...]
 
 
-class VoidObject(JsonObject):
+class VoidObject(TurnOfOperator):
     """An open turn, and what becomes of it when it is closed."""
 
-    pipeline: str
-    lane: str
-    epoch: int
-    turn: int
     kind: str
     consequence: str
     reason: str
@@ -103,13 +106,9 @@ class VoidObject(JsonObject):
     dry_run: bool
 
 
-class DroppedObject(JsonObject):
+class DroppedObject(TurnOfOperator):
     """The rows of a settled turn that are given up; `why` has the reason of each table that has lost its rows."""
 
-    pipeline: str
-    lane: str
-    epoch: int
-    turn: int
     reason: str
     rows_at_most: dict[str, int]
     why: dict[str, str] = Field(default_factory=dict)
@@ -117,51 +116,39 @@ class DroppedObject(JsonObject):
     dry_run: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionChange:
-    """A partition before and after an action. All counts are of offsets; an offset without a record counts too."""
-
-    before: PartitionState
-    after: PartitionState
-    paused: tuple[bool, bool]
-    """Whether it is paused, before and after."""
-    skipped: int = 0
-    """How many offsets are settled as `skipped`: they are never handled, or never again."""
-    handled_again: int = 0
-    """How many offsets below the old `complete_to` the new epoch reads again."""
-    due_now: int = 0
-    """How many pending retries become due."""
-
-
-def changes_of(plan: Plan, before: Settlement) -> dict[TopicPartition, PartitionChange]:
+def changes_of(plan: Plan, before: Settlement) -> dict[TopicPartition, ChangeObject]:
     """Returns the change of each partition that the action is about; of every partition of the lane for a reset."""
-    decided = skipped_by(plan, before, plan.planned_at) if plan.kind in MOVES else {}
-    counts = {tp: {Outcome.SKIPPED.value: rows.offsets} for tp, rows in decided.items()}
+    decided = skipped_by(plan, before, plan.planned_at) if plan.kind.moves_floor else {}
+    skipped = {tp: rows.offsets for tp, rows in decided.items()}
     columns = {tp: OutcomeColumns.of(rows) for tp, rows in decided.items()}
+    counts = {tp: {Outcome.SKIPPED.value: number} for tp, number in skipped.items()}
     states = states_after(plan, before, TurnOutcomes(columns, counts, {}))
-    changed = before.partitions if plan.kind is TurnKind.RESET else plan.partitions
-    return {
-        tp: _change(plan, tp, before.partitions[tp], states[tp], counts.get(tp, {}).get(Outcome.SKIPPED.value, 0))
-        for tp in sorted(changed)
-    }
+    changed = before.partitions if plan.kind.opens_epoch else plan.partitions
+    return {tp: _change(plan, tp, before.partitions[tp], states[tp], skipped.get(tp, 0)) for tp in sorted(changed)}
 
 
 def _change(
     plan: Plan, tp: TopicPartition, settled: SettledPartition, after: PartitionState, skipped: int
-) -> PartitionChange:
-    planned, again, paused = plan.partitions.get(tp), 0, settled.paused
-    if plan.kind is TurnKind.RESET:
-        start = planned.fresh.start if planned else settled.state.floor
+) -> ChangeObject:
+    planned, before, again = plan.partitions.get(tp), settled.state, 0
+    if plan.kind.opens_epoch:
+        start = planned.fresh.start if planned else before.floor
         same_topic = planned is None or planned.topic_id == settled.topic_id
-        again = max(0, settled.state.complete_to - start) if same_topic else 0
+        again = max(0, before.complete_to - start) if same_topic else 0
         after = PartitionState(start)
-    if plan.kind in _PAUSES:
-        paused = plan.kind is TurnKind.PAUSE
-    due_now = count(planned.retries) if planned and plan.kind is TurnKind.RETRY else 0
-    return PartitionChange(settled.state, after, (settled.paused, paused), skipped, again, due_now)
+    return ChangeObject(
+        **tp._asdict(),
+        floor=Both(before=before.floor, after=after.floor),
+        complete_to=Both(before=before.complete_to, after=after.complete_to),
+        pending=Both(before=before.pending.offsets, after=after.pending.offsets),
+        paused=Both(before=settled.paused, after=settled.paused if plan.kind.pauses is None else plan.kind.pauses),
+        skipped=skipped,
+        handled_again=again,
+        due_now=count(planned.retries) if planned and plan.kind is TurnKind.RETRY else 0,
+    )
 
 
-def totals(changes: Mapping[TopicPartition, PartitionChange]) -> dict[str, int]:
+def totals(changes: Mapping[TopicPartition, ChangeObject]) -> dict[str, int]:
     """Returns the sums of the counts over all partitions."""
     names = ("skipped", "handled_again", "due_now")
     return {name: sum(getattr(change, name) for change in changes.values()) for name in names}
@@ -171,25 +158,13 @@ SHOWN = 20
 """Partitions that the text lists; `--json` lists all."""
 
 
-def action_object(action: PreparedAction, dry_run: bool, not_committed: str | None = None) -> ActionObject:
+def action_object(action: PreparedAction, dry_run: bool) -> ActionObject:
     """Returns what the action changes, or has changed, as an object."""
     plan, changes = action.plan, changes_of(action.plan, action.before)
-    partitions = tuple(
-        ChangeObject(
-            **tp._asdict(),
-            floor=Both(before=change.before.floor, after=change.after.floor),
-            complete_to=Both(before=change.before.complete_to, after=change.after.complete_to),
-            pending=Both(before=count(change.before.pending), after=count(change.after.pending)),
-            paused=Both(before=change.paused[0], after=change.paused[1]),
-            skipped=change.skipped,
-            handled_again=change.handled_again,
-            due_now=change.due_now,
-        )
-        for tp, change in changes.items()
-    )
     return ActionObject(
-        **_turn(plan.turn), kind=plan.kind.value, reason=plan.reason, actor=plan.actor, partitions=partitions,
-        **totals(changes), older_copies=dict(action.older_copies) or None, dry_run=dry_run, not_committed=not_committed,
+        **_turn(plan.turn), kind=plan.kind.value, reason=plan.reason, actor=plan.actor,
+        partitions=tuple(changes.values()), **totals(changes), older_copies=dict(action.older_copies) or None,
+        dry_run=dry_run, not_committed=action.not_committed,
     )  # fmt: skip
 
 
@@ -202,13 +177,13 @@ def action_text(action: PreparedAction, done: bool) -> str:
     plan, changes = action.plan, changes_of(action.plan, action.before)
     lines = [f"{plan.turn}, a {plan.kind}" + (f" ({plan.reason})" if plan.reason else "") + ":"]
     # A pause or a resume of all partitions also holds those that stay as they are.
-    same = {tp for tp, change in changes.items() if plan.kind in _PAUSES and change.paused[0] == change.paused[1]}
+    same = {tp for tp, change in changes.items() if change.paused.before is change.paused.after is plan.kind.pauses}
     changed = {tp: change for tp, change in changes.items() if tp not in same}
     lines += [f"  {tp}: {_change_text(plan.kind, change)}" for tp, change in list(changed.items())[:SHOWN]]
     if len(changed) > SHOWN:
         lines.append(f"  and {counted(len(changed) - SHOWN, 'more partition')}; --json lists all")
     if same:
-        state = "paused" if plan.kind is TurnKind.PAUSE else "read"
+        state = "paused" if plan.kind.pauses else "read"
         lines.append(f"  {counted(len(same), 'partition')} {'is' if len(same) == 1 else 'are'} {state} already")
     return "\n".join([*lines, *totals_lines(changes, done), *_older_copies(action)])
 
@@ -217,14 +192,14 @@ def _older_copies(action: PreparedAction) -> list[str]:
     lines = []
     for why in action.older_copies.values():
         then = "Records that are handled again publish their rows there again; all other rows stay as they are"
-        if OLDER_TABLE in why and action.plan.kind is not TurnKind.RESET:
+        if OLDER_TABLE in why and not action.plan.kind.opens_epoch:
             then = f"The next run stops, until the table is restored or `ackline reset {action.plan.turn.pipeline}` "
             then += "takes it as it is"
         lines.append(f"{why[:1].upper()}{why[1:]}. {then}.")
     return lines
 
 
-def totals_lines(changes: Mapping[TopicPartition, PartitionChange], done: bool) -> list[str]:
+def totals_lines(changes: Mapping[TopicPartition, ChangeObject], done: bool) -> list[str]:
     """Returns a sentence for each sum of an action that is not 0."""
     lines, sums = list[str](), totals(changes)
     for name, noun, what in _SUMS:
@@ -239,22 +214,20 @@ def done_text(action: PreparedAction) -> str:
     return "\n".join([f"Done: {action.plan.turn}.", *totals_lines(changes_of(action.plan, action.before), done=True)])
 
 
-_PAUSES = (TurnKind.PAUSE, TurnKind.RESUME)
 _SUMS = (("skipped", "record", "skipped, and never handled"), ("handled_again", "record", "handled again"),
          ("due_now", "retry", "due now"))  # fmt: skip
 
 
-def _change_text(kind: TurnKind, change: PartitionChange) -> str:
-    if kind in _PAUSES:
-        words = ["paused" if paused else "read" for paused in change.paused]
+def _change_text(kind: TurnKind, change: ChangeObject) -> str:
+    if kind.pauses is not None:
+        words = ["paused" if paused else "read" for paused in (change.paused.before, change.paused.after)]
         return f"{words[0]} → {words[1]}"
     if kind is TurnKind.RETRY:
-        return f"{change.due_now:,} of {change.before.pending.offsets:,} pending due now"
+        return f"{change.due_now:,} of {change.pending.before:,} pending due now"
     counts = [f"{change.skipped:,} skipped"] * bool(change.skipped)
     counts += [f"{change.handled_again:,} handled again"] * bool(change.handled_again)
-    pending = [state.pending.offsets for state in (change.before, change.after)]
-    floors = f"floor {change.before.floor:,} → {change.after.floor:,}"
-    return ", ".join([floors, f"pending {pending[0]:,} → {pending[1]:,}", *counts])
+    floors = f"floor {change.floor.before:,} → {change.floor.after:,}"
+    return ", ".join([floors, f"pending {change.pending.before:,} → {change.pending.after:,}", *counts])
 
 
 def adoption_object(adapters: Adapters, adoption: Adoption, reason: str, dry_run: bool) -> AdoptionObject:
@@ -367,7 +340,7 @@ def void_text(closed: ClosedTurn, name: str) -> str:
     """Returns what has become of a turn that was closed."""
     did = {
         Consequence.VOID: "is void; the next run plans its offsets again"
-        if closed.plan.kind is TurnKind.RUN
+        if closed.plan.kind.replays
         else "is void: nothing of it was done",
         Consequence.LOST: "is settled; its records are lost",
         Consequence.SETTLED: "is settled",

@@ -9,35 +9,24 @@ never on the state of a process:
   rows that wait for records in flight. If these are lost or damaged, the skip is void.
 The ledger is written before the group is read. So a turn can be closed while the group is busy or no broker answers.
 
-`ackline void --give-up TABLE` gives up rows of the newest settled turn. Every step that commits the group or takes a
-number publishes that turn first. If its staged rows are lost, or a table can't be used any more, the lane would wait
-for ever. The writes come in this order, and each may be done again:
-1. The rows of each table that can take them after all.
-2. A file beside the staged rows, with the tables that lose rows, the reason, the time and the operator.
-3. The mark of the turn as published. A crash before it changes nothing for the lane.
+`ackline void --give-up TABLE` gives up rows of the newest settled turn (`ackline.outputs.given_up`).
 """
 
-import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ackline.actions.actions import commit_or_reason, perform_action
-from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
+from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import close_if_waived, operator_loss, record_lost, replace_by_lost, store_void, waive
 from ackline.lane.plans import Targets
+from ackline.lane.ways_out import run
 from ackline.ledger.turns import Marker, MarkerKind, OperatorLoss, Plan, Settlement, TurnId, TurnKind
-from ackline.outputs.checks import folder_name, staging_root
-from ackline.outputs.turn import publish_table
-from ackline.pipeline.outputs import OutputsOfTurn
-from ackline.pipeline.pipeline import is_at_most_once
-from ackline.scrub import scrub_address
+from ackline.outputs.given_up import DroppedOutputs, give_up
+from ackline.pipeline.pipeline import claims
 from ackline.steps.settle import settle_turn
-from ackline.tables.errors import folder_errors
-from ackline.tables.folder import Folder
-from ackline.tables.published import has_turn
 
 _logger = logging.getLogger(__name__)
 
@@ -77,9 +66,9 @@ def open_turn(adapters: Adapters) -> OpenTurn:
     """Returns the lane's open turn. Stores nothing. Raises ConfigError if no turn is open."""
     plan, _ = _open_plan(adapters)
     has_outcomes = adapters.store.has_outcomes(plan.turn)
-    if plan.kind is not TurnKind.RUN:
+    if not plan.kind.replays:
         return OpenTurn(plan, Consequence.SETTLED, has_outcomes)
-    claimed = is_at_most_once(plan) and adapters.store.has_claim(plan.turn)
+    claimed = claims(plan) and adapters.store.has_claim(plan.turn)
     return OpenTurn(plan, Consequence.LOST if claimed else Consequence.VOID, has_outcomes)
 
 
@@ -110,9 +99,9 @@ def _close(adapters: Adapters, plan: Plan, before: Settlement, reason: str, paus
     waiver = Marker(
         MarkerKind.WAIVER, adapters.run_id, adapters.now(), adapters.actor, reason, by_operator=True, pause=pause
     )
-    if plan.kind is not TurnKind.RUN:
+    if not plan.kind.replays:
         return _close_action(adapters, plan, before, waiver)
-    if not is_at_most_once(plan):
+    if not claims(plan):
         # One commit. Its number is the one that settling the turn would take, so the first of the two decides.
         stored = store_void(adapters, plan, before, waiver)
         consequence = Consequence.VOID if stored else _settled_meanwhile(adapters, plan)
@@ -141,7 +130,7 @@ def _close_action(adapters: Adapters, plan: Plan, before: Settlement, waiver: Ma
     try:
         settle_turn(adapters, plan, before)
     except FatalError as error:  # rows that wait are gone or damaged, or this machine can't read them
-        if plan.kind is not TurnKind.SKIP:
+        if not plan.kind.may_be_void:
             raise
         _logger.warning("%s, a skip, can't be settled: %s", plan.turn, error)
         store_void(adapters, plan, before, replace(waiver, pause=False))
@@ -164,17 +153,16 @@ def _lose(adapters: Adapters, plan: Plan, before: Settlement, loss: OperatorLoss
     """
     if not adapters.store.has_claim(plan.turn):
         raise FatalError(f"{plan.turn} is not open any more: another process has closed it. Nothing was stored")
-    if operator_loss(adapters, plan):  # an operator's process has died before it could settle the turn
-        settle_turn(adapters, plan, before)
-        return Consequence.LOST
-    if adapters.store.has_outcomes(plan.turn):
+    lost = True
+    if operator_loss(adapters, plan):
+        pass  # an operator's process has died before it could settle the turn
+    elif adapters.store.has_outcomes(plan.turn):
         _lose_reported(adapters, plan, loss)
-        settle_turn(adapters, plan, before)
-        return Consequence.LOST
-    # The start marker comes first: a driver that has claimed the turn and not started yet then calls no handler. The
-    # lost ranges are outcomes n, so the report of a driver that has started is refused.
-    adapters.store.store_start_marker(plan, adapters.run_id, adapters.now())
-    lost = record_lost(adapters, plan, loss.reason, loss)
+    else:
+        # The start marker comes first: a driver that has claimed the turn and not started yet then calls no handler.
+        # The lost ranges are outcomes n, so the report of a driver that has started is refused.
+        adapters.store.store_start_marker(plan, adapters.run_id, adapters.now())
+        lost = record_lost(adapters, plan, loss.reason, loss)
     settle_turn(adapters, plan, before)
     return Consequence.LOST if lost else Consequence.SETTLED
 
@@ -184,14 +172,14 @@ def _lose_reported(adapters: Adapters, plan: Plan, loss: OperatorLoss) -> None:
     if not adapters.store.has_lost_files(plan.turn):
         raise FatalError(
             f"{plan.turn} is claimed, its outcomes are stored and no file of them is lost or damaged, so it is neither "
-            f"void nor lost. Settle it with `ackline run {adapters.pipeline.name}`"
+            f"void nor lost. Settle it with `{run(plan.turn)}`"
         )
     # Refused if decisions n are stored: another process may have read the outcomes whole and settle the turn by them.
     if not replace_by_lost(adapters, plan, loss):
         raise FatalError(
             f"{plan.turn} is claimed, its outcomes and decisions are stored, and files of its outcomes are lost. "
             f"Restore the folder of the table outcomes from a backup, then settle the turn with "
-            f"`ackline run {adapters.pipeline.name}`"
+            f"`{run(plan.turn)}`"
         )
 
 
@@ -215,109 +203,8 @@ def _pause(adapters: Adapters, plan: Plan, reason: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class UnpublishedTurn:
-    """The newest settled turn. `rows` has each table that lacks it, with the most rows that the table would get."""
-
-    turn: TurnId
-    rows: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class DroppedOutputs:
-    """What became of an unpublished turn. `rows` and `lost` have each table that never gets its rows: `rows` an upper
-    bound of the lost rows, `lost` the error. `not_committed` is why the group's offsets were not committed; None if
-    they were, or if the lane commits none."""
-
-    turn: TurnId
-    rows: Mapping[str, int]
-    lost: Mapping[str, str]
-    not_committed: str | None = None
-
-
-def unpublished_turn(adapters: Adapters, tables: Collection[str]) -> UnpublishedTurn:
-    """Returns the newest settled turn with those of `tables` that lack its rows. Stores nothing. Raises ConfigError if
-    one of `tables` does not lack them."""
-    turn, outputs = _unpublished(adapters)
-    rows = {name: table.rows for name, table in outputs.tables.items()}
-    for name in tables:
-        if name not in rows:
-            raise ConfigError(
-                f"{scrub_address(name)} is no output table that lacks the rows of {turn}; these lack them: "
-                f"{', '.join(rows)}",
-                key="--give-up",
-            )
-    return UnpublishedTurn(turn, {name: rows[name] for name in dict.fromkeys(tables)})
-
-
 def drop_outputs(adapters: Adapters, turn: TurnId, tables: Collection[str], reason: str) -> DroppedOutputs:
     """Publishes the settled turn `turn`, gives up the rows of those of `tables` that can't be published, and commits
-    the newest floor.
-
-    Raises ConfigError if no table lacks the rows of a turn, FatalError if another turn is the newest, if another table
-    can't be published either or the staging folder can't be used, and TransientError if an object store does not
-    answer: then no row is given up.
-    """
-    newest, outputs = _unpublished(adapters)
-    if newest != turn:
-        raise FatalError(
-            f"{turn} is not the newest settled turn any more; {newest} is. No rows were given up. Run this again to "
-            f"see what that turn lacks"
-        )
-    lost: dict[str, str] = {}
-    others: dict[str, str] = {}
-    for name in outputs.tables:
-        try:
-            publish_table(adapters, turn, outputs, name)
-        except AcklineError as error:
-            # A store that does not answer may never do so again: the operator decides that for the named tables.
-            if isinstance(error, TransientError) and name not in tables:
-                raise
-            (lost if name in tables else others)[name] = str(error)
-    if others:
-        raise FatalError(
-            f"{turn} can't be published to {', '.join(others)} either, so no rows were given up: "
-            f"{'; '.join(others.values())}. Mend that, or name it with --give-up too"
-        )
-    dropped = {name: outputs.tables[name].rows for name in lost}
-    if lost:
-        root = Folder(staging_root(adapters))
-        record = {"rows_at_most": dropped, "why": lost, "reason": reason, "actor": adapters.actor,
-                  "run_id": adapters.run_id, "at": adapters.now().isoformat()}  # fmt: skip
-        # For people, and before what decides: the rows are given up by commits of the ledger.
-        with folder_errors(root.uri):
-            root.write_durably(f"{folder_name(turn)}-dropped.json", json.dumps(record, indent=1).encode())
-        _logger.warning("%s: %s dropped its rows for %s: %s", turn, adapters.actor, ", ".join(lost), reason)
-    for name in lost:
-        adapters.store.store_give_up(turn, name)
-    adapters.store.store_published(turn)
-    return DroppedOutputs(turn, dropped, lost, commit_or_reason(adapters))
-
-
-def _unpublished(adapters: Adapters) -> tuple[TurnId, OutputsOfTurn]:
-    """Returns the newest settled turn, and what it publishes in tables that lack it and are not given up for it."""
-    newest = adapters.store.newest()
-    outputs = OutputsOfTurn.decode(newest.outputs) if newest is not None and newest.outputs else None
-    if newest is None or outputs is None or not outputs.tables:
-        raise _nothing_to_drop(adapters)
-    if adapters.store.is_published(newest.turn):
-        raise _nothing_to_drop(adapters)
-    names = outputs.tables.keys() - adapters.store.given_up(newest.turn)
-    lacking = {name: outputs.tables[name] for name in sorted(names) if not _has(adapters, name, outputs, newest.turn)}
-    if not lacking:
-        raise _nothing_to_drop(adapters)
-    return newest.turn, replace(outputs, tables=lacking)
-
-
-def _nothing_to_drop(adapters: Adapters) -> ConfigError:
-    return ConfigError(
-        f"{adapters.pipeline.name}: each output table has the newest settled turn of the lane {adapters.store.lane}, "
-        f"so there is nothing to give up"
-    )
-
-
-def _has(adapters: Adapters, name: str, outputs: OutputsOfTurn, turn: TurnId) -> bool:
-    try:
-        return has_turn(adapters.store, turn, outputs, name)
-    except AcklineError:  # a table that can't be used
-        return False
+    the newest floor. Raises as `give_up` does."""
+    dropped = give_up(adapters, turn, tables, reason)
+    return replace(dropped, not_committed=commit_or_reason(adapters))

@@ -16,7 +16,7 @@ is settled. How a killed or cleared task resumes:
 import hashlib
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -59,32 +59,32 @@ from ackline.backfill.form import (
 )
 from ackline.backfill.form import REASON as REASON_FIELD
 from ackline.errors import ConfigError
+from ackline.forms.form import ERROR_CLASS, Entered, Field
 from ackline.ledger.account import UNREAD, Account
 from ackline.ledger.fold import PendingKind
-from ackline.pipeline.form import ERROR_CLASS, Entered, Field
 from ackline.pipeline.pipeline import Pipeline
 from ackline.scrub import scrub
 
 if TYPE_CHECKING:
     from ackline.backfill.perform import AccountObject
     from ackline.backfill.run import Backfill
+    from ackline.forms.arguments import BackfillArguments
     from ackline.lane.adapters import Adapters
-    from ackline.pipeline.arguments import BackfillArguments
 
 BACKFILL_PREFIX = "backfill__"
 LISTED = 10
 """Ranges that XCom holds. The log names twenty, `ackline backfill … --json` all."""
 POLL = timedelta(minutes=2)
-"""How long replay waits where nothing is due at a known time: for a leader, or for the dead-letter topic."""
+"""How long replay waits for what has no due time: a leader, the dead-letter topic, or an answer from outside."""
 REASON = "reason"
-"""The XCom key under which a task leaves why it failed, for the run whose interval it replays."""
+"""The XCom key under which a task stores why it failed, for the run whose interval it replays."""
 SHORTEST_WAIT = timedelta(seconds=10)
 """How long replay waits at least, for retries without a delay whose number has no limit."""
 
 
 def backfill_params(pipeline: Pipeline) -> dict[str, Param]:
-    """Returns the fields of the form. Some mean more in a DAG, which waits and has a run id, or name the pipeline's
-    own handlers and limits."""
+    """Returns the params of the form of `backfill__NAME`. Some differ from the command's options: the DAG waits, has a
+    run id, and offers the pipeline's own handlers and limits."""
     as_in_file = ((None, "that of the pipeline file"),)
     changed: dict[Field, dict[str, Any]] = {
         ID: {"help": f"{ID.help} Empty: made of the DAG run's id."},
@@ -122,19 +122,19 @@ def entered_by(context: Context) -> Entered:
 
 
 def form_of(context: Context) -> BackfillRequest:
-    """Returns what the form of a DAG run asks for. Raises ConfigError for a value that the form would have refused."""
+    """Returns the request in the form of a DAG run. Raises ConfigError for a value that the form would have refused."""
     return request_of(entered_by(context), id_of_run(str(context["run_id"])))
 
 
 def id_of_run(run_id: str) -> str:
-    """Returns the id of a backfill whose form has none. The hash keeps run ids apart that differ in signs alone."""
+    """Returns the id of a backfill whose form has none. The hash differs for run ids that differ in signs alone."""
     words = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:80]
     return f"{words or 'run'}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
 @contextmanager
 def noted_reason(context: Context) -> Iterator[None]:
-    """Leaves the reason of a failure in XCom, where `plan` of `replay__NAME` reads it; scrubbed, and of one line."""
+    """Stores the reason of a failure in XCom, where `plan` of `replay__NAME` reads it; scrubbed, and of one line."""
     try:
         yield
     except (AirflowRescheduleException, AirflowSkipException):
@@ -205,7 +205,7 @@ class ReplayBackfillOperator(ReplayOperator):
     """
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
-        """Run what is due."""
+        """Runs a driver if anything is due. Returns the account of a settled lane; else reschedules the task."""
         with noted_reason(context), airflow_errors():
             form = form_of(context)
             if not entered_by(context).value(CONFIRM):
@@ -229,8 +229,8 @@ class ReplayBackfillOperator(ReplayOperator):
             has_open_turn = adapters.store.open_plan(backfill.newest) is not None
             if has_open_turn or not is_due(backfill.account, adapters.now()):
                 return backfill, has_open_turn
-        # Last, because it asks Kafka: what is due may be in a partition that is paused or has no leader, and a driver
-        # that finds nothing to read would be started at every look.
+        # Last, because it queries Kafka. What is due may be in a partition that is paused or has no leader, and then
+        # each look would start a driver that reads nothing.
         pipeline = backfill_pipeline(self.pipeline, backfill.arguments)
         with opened(pipeline, context, lane=form_of(context).lane) as adapters:
             return backfill, can_take_turn(adapters)
@@ -257,8 +257,8 @@ class ReplayBackfillOperator(ReplayOperator):
         self.log.info("this task goes on at %s", until.isoformat(timespec="seconds"))
         raise AirflowRescheduleException(until)  # type: ignore[no-untyped-call]
 
-    def _opened(self, context: Context) -> AbstractContextManager["Adapters"]:
-        return opened(self.pipeline, context, lane=form_of(context).lane)
+    def _lane(self, context: Context) -> str:
+        return form_of(context).lane
 
     def _driver_arguments(self, context: Context) -> list[str]:
         form = form_of(context)
@@ -266,12 +266,12 @@ class ReplayBackfillOperator(ReplayOperator):
         given = [f"{option}={value}" for option, value in options.items() if value is not None]
         return [*super()._driver_arguments(context), f"--backfill={form.lane}", *given]
 
-    def _void_arguments(self, context: Context) -> str:
-        return f"{self.pipeline.name} --lane {form_of(context).lane}"
-
 
 def is_due(account: Account, now: datetime) -> bool:
-    """Returns whether a lane has anything that a turn could settle now: all but retries that are due later."""
+    """Returns whether a turn that begins now would settle anything of a backfill lane.
+
+    It would not if the lane is settled, or if all that is left are retries whose due time is after `now`.
+    """
     if account.settled:
         return False
     later = account.next_due is not None and account.next_due > now
@@ -314,6 +314,7 @@ def backfill_dag(pipeline: Pipeline, file: str) -> DAG:
         f"{BACKFILL_PREFIX}{pipeline.name}",
         file,
         "backfill",
+        pipeline.tags,
         schedule=None,
         is_paused_upon_creation=False,  # it has no schedule, and Airflow's own backfill of `replay__NAME` starts it
         params=backfill_params(pipeline),

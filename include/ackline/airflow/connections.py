@@ -1,8 +1,8 @@
-"""The Airflow connections of Kafka and of the tables' object store, and what a task must know of its Airflow.
+"""The Airflow connections of Kafka and of the tables' object store, and whether tasks run on several hosts.
 
 Each task, and each request of the page, reads them anew, so a rotated password or key takes effect at once. What they
-hold goes to the clients and into the environment of the Spark driver, and never to a log, an argument, XCom or a Spark
-setting.
+hold goes to the clients, and through a pipe to the Spark driver, but never to a log, an argument, XCom, a variable or a
+Spark setting.
 """
 
 import os
@@ -13,12 +13,12 @@ from airflow.configuration import conf
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
+from ackline.delta.object_store import CONNECTION, is_remote, options_of, options_of_connection, use_options
 from ackline.errors import ConfigError
-from ackline.pipeline import connections
+from ackline.forms import connections
 from ackline.pipeline.folder import audit_root, check_audit_is_shared
 from ackline.pipeline.pipeline import Pipeline
 from ackline.pipeline.properties import properties_of_connection
-from ackline.tables.object_store import CONNECTION, is_remote, options_of, options_of_connection, use_options
 
 _LOCAL_EXECUTORS = ("LocalExecutor", "SequentialExecutor")
 

@@ -69,7 +69,7 @@ class AuditLink(BaseOperatorLink):
     operators = [IntervalPlanOperator, PlanOperator, ReplayOperator, SettleOperator]  # noqa: RUF012 - declared so by Airflow
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Returns the page of the run, on the server of Airflow's own pages."""
+        """Returns the address of the run's page, on the server of Airflow's own pages."""
         name = ti_key.dag_id.removeprefix(DAG_PREFIX)
         return f"{page_path()}pipelines/{quote(name, safe='')}/run?{urlencode({'run_id': ti_key.run_id})}"
 
@@ -89,11 +89,9 @@ def make_dags(
 
     `make` returns the DAG of a pipeline, `replay_dag` by default; its id is the pipeline's name after `prefix`.
 
-    If a DAG file raises after it made DAGs, Airflow drops all of them. So this function only collects the errors of
-    broken pipeline files, and a second DAG file, which makes no DAGs, raises them. A task that parses the DAG file
-    again gets its own DAG alone, from its own pipeline file: another file can't stop it or make it slow.
-
-    Makes none of a kind that ACKLINE_DAGS switches off.
+    If a DAG file raises after it made DAGs, Airflow drops all of them. So this function collects the errors of broken
+    pipeline files, and a second DAG file raises them. A task that parses the DAG file again gets its own DAG alone:
+    another pipeline file can't stop it or make it slow. Makes none of a kind that ACKLINE_DAGS switches off.
     """
     kind = prefix.removesuffix("__")
     if kind in OPTIONAL_DAGS and kind not in _wanted():
@@ -133,10 +131,7 @@ def all_dags(folder: str | Path, file: str) -> Mapping[str, DAG]:
 
 def raise_broken_files(folder: str | Path, file: str) -> None:
     """Raises ConfigError with the errors of the pipeline files that have no DAG, for a DAG file that makes none.
-
-    Airflow shows it as an import error of that file, and the DAGs of the other pipeline files keep working. `folder` is
-    as in `all_dags`.
-    """
+    Airflow shows it as an import error of that file. `folder` is as in `all_dags`."""
     if broken := broken_files(Path(file).parent / folder):
         raise ConfigError("pipeline files without a DAG:\n" + "\n".join(broken.values()))
 
@@ -186,6 +181,7 @@ def replay_dag(pipeline: Pipeline, file: str) -> DAG:
         f"{DAG_PREFIX}{pipeline.name}",
         file,
         "replay",
+        pipeline.tags,
         schedule=_timetable(pipeline.schedule),
         max_active_runs=1,
         description=f"Replays {subscription_text(pipeline)} through {', '.join(pipeline.handlers)}",
@@ -220,7 +216,7 @@ def _timetable(schedule: str | None) -> CronDataIntervalTimetable | None:
 
 
 def subscription_text(pipeline: Pipeline) -> str:
-    """Returns what a pipeline reads, as text."""
+    """Returns the topics, the pattern or the partitions that a pipeline reads, as text for a person."""
     kafka = pipeline.kafka
     if kafka.pattern is not None:
         return f"topics matching {kafka.pattern}"

@@ -1,17 +1,15 @@
 """The Spark driver of the replay tasks of `replay__NAME` and `backfill__NAME`: the program that spark-submit runs, or
 with a Spark Connect server Python alone.
 
-Exit status 0: done. 1: a transient error, Airflow retries the task. 2: a configuration error. 3: a fatal error. Airflow
-does not retry the last two. The cause is one line on standard error that begins with `ackline:`.
+Exit status 0: done. 1: a transient or unexpected error. 2: a configuration error. 3: a fatal error. 4: a refusal. 5: a
+voided turn. Airflow retries the task only after 1. The cause is a line on standard error that begins with `ackline:`.
 
-The driver ends with its task: it watches the process of the task and its own JVM. Airflow's `on_kill` ends the JVM. But
-a task that is killed with SIGKILL runs no `on_kill`, and a Python driver does not end with its JVM by itself. Turns are
-fenced, so a replay without its task would do no harm, but it would use the machine. A client of a Spark Connect server
-has no JVM: its parent is the task, and before it ends it has the server end the job.
+The driver ends with its task: it watches the process of the task and its own JVM. A task that is killed with SIGKILL
+runs no `on_kill`, and a replay without its task would do no harm, as turns are fenced, but use the machine. A client of
+a Spark Connect server has no JVM: its parent is the task, and before it ends it has the server end the job.
 """
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -36,6 +34,7 @@ from ackline.errors import (
 )
 from ackline.ledger.turns import LIVE
 from ackline.spark.master import MASTER, connect_server
+from ackline.stored import Stored
 from ackline.tables.lease import ProcessIdentity
 
 POLL_SECONDS = 0.5
@@ -45,7 +44,7 @@ GRACE_SECONDS = 5.0
 def end_with_task(
     task: ProcessIdentity | None, end: Callable[[int], object] = os._exit, *, has_jvm: bool = True
 ) -> threading.Thread:
-    """Start a thread that ends the parent and this process once the process of the task or the parent is gone.
+    """Start a thread that ends the parent and this process once the process of the task or the parent has ended.
 
     Without a JVM the parent is the task, which is never ended from here. This process then gets SIGTERM first.
     """
@@ -76,19 +75,10 @@ TASK = "ACKLINE_AIRFLOW_TASK"
 """The variable that holds the process of the Airflow task, as the text of its `ProcessIdentity`."""
 DONE, TRANSIENT, CONFIGURATION, FATAL, REFUSED, VOIDED = range(6)
 """The exit statuses of the driver. Another process than the driver's may end with TRANSIENT, too."""
-_LASTING: Mapping[int, type[AcklineError]] = {
+LASTING: Mapping[int | None, type[AcklineError]] = {
     CONFIGURATION: ConfigError, FATAL: FatalError, REFUSED: LedgerError, VOIDED: TurnVoided,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class BackfillOptions:
-    """What may differ between the runs of a backfill: offsets in all, records a second, and why it is run. None: as the
-    pipeline file has it."""
-
-    max_records: int | None = None
-    max_rate: int | None = None
-    reason: str = ""
+"""The errors that end another try as well, by the exit status of the driver."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -112,10 +102,11 @@ def main(argv: Sequence[str]) -> int:
     if secrets.spark_master is not None:
         os.environ[MASTER] = secrets.spark_master  # of this process, which starts no other that inherits it
     try:
-        options = BackfillOptions(arguments.max_records, arguments.max_rate, arguments.reason)
-        lane = arguments.backfill
+        limits = arguments.max_records, arguments.max_rate
         with continued_trace(secrets.trace):
-            print(take_turns(arguments.pipeline, arguments.run_id, secrets, lane, options))
+            print(
+                take_turns(arguments.pipeline, arguments.run_id, secrets, arguments.backfill, *limits, arguments.reason)
+            )
     except AcklineError as error:
         print(f"ackline: {error}", file=sys.stderr)
         return exit_status_of(error)
@@ -126,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Secrets:
+class Secrets(Stored):
     """What the driver gets of its task that no other process may see: the properties of the Kafka connection, the
     options of the tables' object store, the trace with the login of its collector, and the address of a Spark Connect
     server with its token. None for what has none."""
@@ -147,24 +138,17 @@ def read_secrets() -> Secrets:
     if path is None:
         return Secrets()
     with open(path, encoding="utf-8") as pipe:
-        content = json.load(pipe)
+        content = pipe.read()
     os.unlink(path)
-    return Secrets(**content)
+    return Secrets.decode(content)
 
 
 def exit_status_of(error: AcklineError) -> int:
-    """Returns the exit status for this kind of error."""
+    """Returns the driver's exit status for an error: TRANSIENT, CONFIGURATION, FATAL, REFUSED or VOIDED."""
     if isinstance(error, REFUSALS):
         return REFUSED
     kinds = {TransientError: TRANSIENT, ConfigError: CONFIGURATION, TurnVoided: VOIDED}
     return next((status for kind, status in kinds.items() if isinstance(error, kind)), FATAL)
-
-
-def lasting_error(exit_status: int | None, text: str) -> AcklineError | None:
-    """Returns the error of a driver that would end so again, with its text and of the kind that metrics tell apart;
-    None for a status after which another try may help."""
-    kind = _LASTING.get(exit_status) if exit_status is not None else None
-    return kind(text) if kind is not None else None
 
 
 def describe_unexpected(error: Exception) -> str:
@@ -173,9 +157,17 @@ def describe_unexpected(error: Exception) -> str:
     return f"{frames}ackline: unexpected {type(error).__module__}.{type(error).__qualname__}"
 
 
-def take_turns(name: str, run_id: str, secrets: Secrets, lane: str | None, options: BackfillOptions) -> str:
+def take_turns(
+    name: str,
+    run_id: str,
+    secrets: Secrets,
+    lane: str | None = None,
+    max_records: int | None = None,
+    max_rate: int | None = None,
+    reason: str = "",
+) -> str:
     """Replays the open plan of a pipeline; with `lane`, plans, replays and settles turns of that backfill until nothing
-    of it can be read now. Returns one line that sums it up.
+    of it can be read now, or `max_records` offsets are read. Returns one line that sums it up.
 
     The whole loop of a backfill runs in one driver, because a driver for each turn would start a JVM for each turn.
     Raises TransientError if another process replays the turn: the driver never waits, because it has a worker and the
@@ -183,6 +175,7 @@ def take_turns(name: str, run_id: str, secrets: Secrets, lane: str | None, optio
     """
     from ackline.backfill.perform import backfill_pipeline
     from ackline.backfill.run import find_backfill, run_backfill
+    from ackline.delta.object_store import use_options
     from ackline.lane.adapters import open_adapters
     from ackline.lane.lease import WhenHeld
     from ackline.pipeline.folder import (
@@ -196,7 +189,6 @@ def take_turns(name: str, run_id: str, secrets: Secrets, lane: str | None, optio
     from ackline.spark.session import open_session
     from ackline.steps.run import replay_until_records
     from ackline.tables.layout import noted_stop
-    from ackline.tables.object_store import use_options
 
     use_options(secrets.store_options)
     make_handlers_importable()
@@ -208,14 +200,14 @@ def take_turns(name: str, run_id: str, secrets: Secrets, lane: str | None, optio
         if stored is None:
             raise FatalError(f"{name} has no lane {lane}: the task `begin` has not stored it")
         # By the arguments that the lane has stored: no kill and no other form can change handler or dead letters.
-        pipeline = backfill_pipeline(pipeline, stored.arguments, options.max_rate)
+        pipeline = backfill_pipeline(pipeline, stored.arguments, max_rate)
     # The handler may have changed since the plan. At most once, a handler that fails to import costs the whole turn.
     check_functions(*pipeline.functions)
     noted = noted_stop(lane_folder(audit_root(), name, lane or LIVE), name, run_id)
     with noted, opening(pipeline, when_held=WhenHeld.REFUSE) as adapters:
         session = partial(open_session, "-".join(filter(None, ["ackline", name, lane])), pipeline.spark)
         if lane is not None:
-            done = run_backfill(adapters, session, options.max_records, reason=options.reason)
+            done = run_backfill(adapters, session, max_records, reason=reason)
             return f"{name} {lane}: {counted(len(done.plans), 'turn')}, {counted(done.calls, 'handler call')}"
         done = replay_until_records(adapters, session)
     if not done.plans:

@@ -5,7 +5,6 @@ a socket to find out whether the machine has IPv6. A DAG file must open no socke
 seconds. So urllib3 gets the answer of Python's own `socket.has_ipv6`.
 """
 
-import json
 import logging
 import os
 import socket
@@ -14,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
@@ -22,10 +21,10 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
 from ackline.airflow import NEEDED
-from ackline.airflow.driver import GRACE_SECONDS, SECRETS, TASK, Secrets, lasting_error
+from ackline.airflow.driver import GRACE_SECONDS, LASTING, SECRETS, TASK, Secrets
 from ackline.airflow.traces import trace_of_task, without_headers
-from ackline.pipeline.connections import Connection as FoundConnection
-from ackline.pipeline.connections import without_airflow
+from ackline.forms.connections import Connection as FoundConnection
+from ackline.forms.connections import without_airflow
 from ackline.pipeline.folder import handlers_folder
 from ackline.spark.master import (
     MASTER,
@@ -56,18 +55,17 @@ __all__ = ["SPARK_CONNECTION", "SparkSubmitHook", "SparkSubmitOperator"]
 _logger = logging.getLogger(__name__)
 
 
-def raise_for_exit_status(hook: SparkSubmitHook | None, error: AirflowException, name: str) -> NoReturn:
-    """Raises the AcklineError of a driver that would end so again, else the error itself."""
+def raise_for_exit_status(hook: SparkSubmitHook | None, error: AirflowException, void: str) -> NoReturn:
+    """Raises the AcklineError of a driver if another try would fail too, else `error`. `void` is the command that
+    closes the turn."""
     # The line in which the driver named the cause, out of all that spark-submit printed.
     lines = [line.strip() for line in str(error).splitlines() if line.strip().startswith("ackline: ")]
     text = lines[-1] if lines else "replay failed; see the log above"
-    if isinstance(hook, DriverHook) and (lasting := lasting_error(hook.exit_status, text)) is not None:
-        raise lasting from None
+    if isinstance(hook, DriverHook) and hook.exit_status in LASTING:
+        raise LASTING[hook.exit_status](text) from None
     if isinstance(hook, DriverHook) and (hook.exit_status is None or hook.exit_status < 0 or hook.exit_status > 128):
         # The driver died of a signal, so its own error could not name the way out of a turn that kills each driver.
-        _logger.warning(
-            "the driver was killed; if each retry ends so, `ackline void %s --reason …` closes the turn", name
-        )
+        _logger.warning("the driver was killed; if each retry ends so, `%s` closes the turn", void)
     raise error
 
 
@@ -106,12 +104,11 @@ class DriverHook(SparkSubmitHook):
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """Run the driver until it ends. Raises AirflowException if its exit status is not 0."""
-        secrets = replace(self._secrets, trace=trace_of_task())
-        with handed_over(json.dumps(asdict(secrets))) as pipe:
+        with handed_over(replace(self._secrets, trace=trace_of_task()).encode()) as pipe:
             return super().submit(application, env={**self._environment, SECRETS: pipe}, **kwargs)
 
     def on_kill(self) -> None:
-        """End the driver. A client of a Spark Connect server gets the time to have its job ended there."""
+        """End the driver. A client of a Spark Connect server gets GRACE_SECONDS to end its job there."""
         if self._server is not None and self._submit_sp is not None:
             self._submit_sp.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -137,8 +134,8 @@ def _with_login(connection: Connection) -> str:
 
 
 def driver_settings(master: str) -> dict[str, str]:
-    """Returns the Spark settings of the driver: the JARs of the Kafka source, a quiet log, with a local master ports on
-    loopback only, and with a standalone master the address in its network, as the command `ackline run` sets it."""
+    """Returns the Spark settings of the driver: the JARs of the Kafka source, and a quiet log. On a local master its
+    ports are on loopback only; on a standalone master it has its address in that network, as in `ackline run`."""
     from ackline.spark.jars import jar_settings
     from ackline.spark.jvm import driver_options
     from ackline.spark.master import address_towards

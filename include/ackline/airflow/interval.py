@@ -4,16 +4,14 @@
 replays its data interval in a backfill lane. A run of any other type takes a turn of the live lane, as ever.
 
 Airflow creates one DAG run for an interval, and reprocesses it by clearing all tasks of that run. A task sees neither
-the id of the backfill nor what was cleared. It sees the states of the other tasks of its run: they are empty if the
-whole run was cleared, and those of the last time if only this task was. It also sees when the run was started, which
-stays the same while Airflow retries the task, and changes when a finished run is cleared. So a whole run over a settled
-lane begins an epoch, once, and a cleared task only resumes.
+the id of the backfill nor what was cleared. But the states of the other tasks are empty only if the whole run was
+cleared, and the start of the run stays the same while Airflow retries the task, and changes when a finished run is
+cleared. So a whole run over a settled lane begins an epoch, once, and a cleared task only resumes.
 
-The task `plan` of such a run starts `backfill__NAME` and is deferred until that has ended. It raises the exception by
-which the provider's TriggerDagRunOperator starts a run and defers itself. That operator itself does not fit: it can't
-decide on an epoch, it clears or refuses a run that exists, and it takes the state of the started run for the result.
-Here each try of `plan` starts a run of its own id, so that none is ever cleared while its driver works. Two of these
-runs on one lane are as safe as two runs of `ackline backfill`. The tables alone decide whether the interval was
+The task `plan` of such a run starts `backfill__NAME` and is deferred until that has ended, by the exception of the
+provider's TriggerDagRunOperator. That operator itself does not fit: it can't decide on an epoch, it clears or refuses a
+run that exists, and it takes the state of the started run for the result. Here each try of `plan` starts a run of its
+own id, so that none is ever cleared while its driver works, and the tables alone decide whether the interval was
 replayed. How a killed or cleared `plan` resumes:
 
 - before the run of `backfill__NAME` exists: nothing was stored, and the next try decides again
@@ -39,7 +37,7 @@ from airflow.sdk.exceptions import (
 from ackline.airflow.backfill import BACKFILL_PREFIX, LISTED, REASON, shortened
 from ackline.airflow.operators import PlanOperator, airflow_errors, opened, replays_interval
 from ackline.errors import ConfigError
-from ackline.pipeline.arguments import BackfillArguments, lane_of
+from ackline.forms.arguments import BackfillArguments, lane_of
 from ackline.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
     from ackline.lane.adapters import Adapters
 
 POLL_SECONDS = 5
-"""How often the triggerer asks for the state of the run of `backfill__NAME`."""
+"""Seconds between two looks of the triggerer at the state of the run of `backfill__NAME`."""
 LIVE_PARAMS = ("max_records", "only_retries", "partitions")
 """The params of a run that bound a turn of the live lane."""
 
@@ -72,17 +70,14 @@ class Interval:
     @property
     def id(self) -> str:
         """The id of the interval's backfill. The same interval always has the same id, and no other one has it."""
-        return "-".join(f"{time:%Y%m%dt%H%M%S}{f'{time:%f}' * bool(time.microsecond)}z" for time in self.bounds)
+        return "-".join(
+            f"{time:%Y%m%dt%H%M%S}{f'{time:%f}' * bool(time.microsecond)}z" for time in (self.start, self.end)
+        )
 
     @property
     def lane(self) -> str:
         """The lane of the interval's backfill."""
         return lane_of(self.id)
-
-    @property
-    def bounds(self) -> tuple[datetime, datetime]:
-        """Start and end."""
-        return self.start, self.end
 
     @property
     def arguments(self) -> BackfillArguments:
@@ -94,7 +89,7 @@ class Interval:
 
 
 def run_prefix(interval: Interval, started: datetime) -> str:
-    """Returns how the ids of the `backfill__NAME` runs begin that a DAG run of the interval starts.
+    """Returns the beginning of the ids of the `backfill__NAME` runs that a DAG run of the interval starts.
 
     `started` is when the DAG run began. It differs between two DAG runs of an interval, of which a user has deleted the
     first, and between a run and the same run after it has ended and was cleared.
@@ -103,13 +98,8 @@ def run_prefix(interval: Interval, started: datetime) -> str:
 
 
 EPOCH = "epoch-"
-"""What comes before the epoch in the id of a run of `backfill__NAME`: `finish` looks for the epoch that `start` asked
-for, because the one before it is settled, too."""
-
-
-def is_whole_run(states_of_other_tasks: Mapping[str, Any]) -> bool:
-    """Returns whether all tasks of a DAG run are to run, and not only tasks of it that were cleared."""
-    return not any(states_of_other_tasks.values())
+"""The text before the epoch in the id of a run of `backfill__NAME`. `finish` reads from it the epoch that `start` has
+chosen, because the epoch before it is settled, too."""
 
 
 def epoch_to_run(newest: int | None, settled: bool, begun_by: Iterable[str], prefix: str, whole: bool) -> int | None:
@@ -129,11 +119,8 @@ def epoch_to_run(newest: int | None, settled: bool, begun_by: Iterable[str], pre
 
 
 class IntervalPlanOperator(PlanOperator):
-    """Plans a turn of the live lane, or in a run of Airflow's own backfill has the data interval replayed.
-
-    Such a run plans nothing itself. It starts a run of `backfill__NAME` for the interval's lane, and is deferred until
-    that lane is settled.
-    """
+    """Plans a turn of the live lane. In a run of Airflow's own backfill it plans nothing: it starts a run of
+    `backfill__NAME` for the interval's lane, and is deferred until that lane is settled."""
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run plan, or start the replay of the interval."""
@@ -184,8 +171,8 @@ class IntervalPlan:
                 f"the DAG {self._dag_id} is paused, so its run would wait for ever. Unpause it with `airflow dags "
                 f"unpause {self._dag_id}`, and clear this task"
             )
-        since, until = (time.isoformat() for time in self.interval.bounds)
-        values = {"id": self.interval.id, "from": since, "to": until, "epoch": epoch}
+        reads = self.interval.arguments
+        values = {"id": self.interval.id, "from": reads.since, "to": reads.until, "epoch": epoch}
         # The number that was compared with `confirm_above` here: if the log has changed since, begin refuses another.
         confirmed = {"confirm": True, "confirm_offsets": offsets}
         reason = f"data interval of {self.task.dag_id}, run {self.context['run_id']}"
@@ -203,10 +190,8 @@ class IntervalPlan:
         )
 
     def finish(self, event: tuple[str, Mapping[str, Any]]) -> NoReturn:
-        """Ends the task when the run of `backfill__NAME` has ended. `event` is that of the trigger.
-
-        Raises DownstreamTasksSkipped if the lane is settled, and AirflowFailException with the reason if the run has
-        failed.
+        """Ends the task when the run of `backfill__NAME` has ended. `event` is that of the trigger. Raises
+        DownstreamTasksSkipped if the lane is settled, and AirflowFailException with the reason if the run has failed.
         """
         (run_id,) = event[1]["run_ids"]
         if str(event[1].get(run_id)) != "success":
@@ -220,14 +205,12 @@ class IntervalPlan:
         with self._opened() as adapters:
             stored = _find(adapters)
             # The state of a DAG run proves nothing, because a user may set it. The tables do.
-            epoch = int(run_id.rpartition(EPOCH)[2].partition("__")[0])
+            epoch, lane = int(run_id.rpartition(EPOCH)[2].partition("__")[0]), self.interval.lane
             if (stored is None or stored.newest.turn.epoch < epoch) and self._offsets(adapters):
-                lane = self.interval.lane
                 raise AirflowException(
                     f"the run {run_id} of {self._dag_id} has ended, but {lane} has not begun epoch {epoch}"
                 )
             if stored is not None and not stored.account.settled:
-                lane = self.interval.lane
                 raise AirflowException(f"the run {run_id} of {self._dag_id} has ended, but {lane} is not settled")
             self._end(f"{self.interval} was replayed", adapters)
 
@@ -263,7 +246,9 @@ class IntervalPlan:
         ti: Any = self.context["ti"]
         others, run_id = _later_tasks(self.task), self.context["run_id"]
         states = ti.get_task_states(dag_id=self.task.dag_id, task_ids=others, run_ids=[run_id])
-        return epoch_to_run(newest, settled, begun_by, self._prefix, is_whole_run(states.get(run_id, {})))
+        # If only `plan` was cleared, the other tasks have states.
+        is_whole = not any(states.get(run_id, {}).values())
+        return epoch_to_run(newest, settled, begun_by, self._prefix, is_whole)
 
     def _offsets(self, adapters: "Adapters") -> int:
         """Returns how many offsets the interval holds. Raises ConfigError for too many that are not confirmed."""
@@ -282,8 +267,8 @@ class IntervalPlan:
         return offsets
 
     def _warn_of_retention(self, adapters: "Adapters", choice: "Choice") -> None:
-        """Logs which partitions may have lost records of the interval. A time chooses only what is readable, so no row
-        records them."""
+        """Logs which partitions may have lost records of the interval. A choice by time holds only offsets in the log,
+        so no row records the lost ones."""
         cut = [tp for tp, log in choice.logs.items() if log.start > 0]
         firsts = adapters.cluster.offsets_at(cut, self.interval.start)
         gone = [str(tp) for tp in cut if firsts[tp] == choice.logs[tp].start]

@@ -1,8 +1,8 @@
-"""`python -m ackline.airflow.lookup ID` prints a connection of Airflow as JSON, for `ackline.pipeline.connections`.
+"""`python -m ackline.airflow.lookup ID` prints a connection of Airflow as JSON, for `ackline.forms.connections`.
 
-It looks where a task looks: in the secrets backend of the workers, in the environment, and then in what the server of a
-task's connections has, with Airflow's database. Standard output gets the one object `{"found": …}`, null if no place
-has the connection. It is a pipe: the object holds secrets.
+It looks where a task looks: as a worker does, in the secrets backend and the environment, and then as Airflow's server
+does, in the database too. Standard output gets the one object `{"found": …}`, null if no place has the connection. It
+is a pipe: the object holds secrets.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def main(connection: str) -> None:
-    """Print the connection with this id. Raises what Airflow raises, if it can't look."""
+    """Print the connection with this id. Raises what Airflow raises if the lookup fails."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # Airflow logs to standard output
     print(json.dumps({"found": find(connection)}), file=answers, flush=True)

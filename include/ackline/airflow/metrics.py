@@ -1,11 +1,9 @@
 """The metrics of a pipeline: what they are called, and when they are sent. `METRICS` lists each of them.
 
-Metrics go through Airflow's own back end, StatsD or OpenTelemetry, as `[metrics]` sets it. Gauges hold the position of
-each partition and topic, and every settle sets them. Counters hold what a turn added. Only the process that stored its
-settlement adds to them, so that no repeat counts twice. The names are a public format. The tags are `pipeline`, `topic`
-and `partition`, or `pipeline` and `step`, and `lane` if it is not the live one. Plain StatsD has no tags and would mix
-all partitions. So each metric is sent to it a second time with the tags in its name, as Airflow does with its own.
-Airflow drops metrics if no back end is on, and a back end that fails breaks no task.
+Metrics go through Airflow's own back end, StatsD or OpenTelemetry, as `[metrics]` sets it. Every settle sets gauges.
+Only the process that stored a settlement adds to the counters, so that no repeat counts twice. The names are a public
+format. Plain StatsD has no tags and would mix all partitions. So each metric is sent to it a second time with the tags
+in its name, as Airflow does with its own. A back end that fails breaks no task.
 """
 
 import logging
@@ -15,8 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ackline.actions.explain import next_expiries
-from ackline.actions.status import PartitionStatus, TopicStatus, status, status_by_topic
+from ackline.answers.status import PartitionStatus, TopicStatus, status, status_by_topic
 from ackline.errors import REFUSALS, AcklineError, TransientError, TurnVoided
 from ackline.handler import SOURCE
 from ackline.lane.adapters import Adapters
@@ -25,7 +22,7 @@ from ackline.ledger.metrics import TOTALS, StepFigures
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import LIVE, Settlement
-from ackline.outputs.turn import lacks_rows
+from ackline.outputs.publish import lacks_rows
 
 PARTITION, TOPIC, STEP = "ackline.partition", "ackline.topic", "ackline.step"
 STOPPED, REFUSED = "ackline.pipeline.stopped", "ackline.pipeline.refused"
@@ -61,6 +58,8 @@ _POSITIONS = {
     "fetch_seconds_max": "seconds",
 }
 """The gauges of a partition that a topic has too, with their units."""
+_OF_PARTITION = {"fetch_seconds_mean": "seconds", "state": "rank", "failing_share": "share"}
+"""The gauges that only a partition has, with their units."""
 _STEP_TIMES = ("execute_seconds_mean", "execute_seconds_max", "complete_seconds_mean", "complete_seconds_max")
 
 
@@ -71,7 +70,7 @@ def _all_metrics() -> Iterator[Metric]:
         yield Metric(name, GAUGE, "0 or 1", of_pipeline)
     yield Metric(OVERDUE, GAUGE, "attempts", of_pipeline)
     for prefix, tags, own in (
-        (PARTITION, of_partition, {"fetch_seconds_mean": "seconds"}),
+        (PARTITION, of_partition, _OF_PARTITION),
         (TOPIC, of_topic, {"partitions": "partitions"}),
     ):
         for name, unit in {**_POSITIONS, **own}.items():
@@ -88,7 +87,7 @@ METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _all_metrics(
 """Every metric that a task may send, by its name."""
 Tags = Mapping[str, str]
 Send = Callable[[str, float, Tags], None]
-"""Called with a name, a value and tags."""
+"""Sends a metric, given its name, value and tags."""
 
 log = logging.getLogger(__name__)
 
@@ -130,17 +129,16 @@ def _set_gauges_of_pipeline(gauge: Send, adapters: Adapters) -> None:
     newest, now = adapters.store.newest(), adapters.now()
     tags = _tags(adapters.pipeline.name, adapters.store.lane)
     timed_out = newest.answers.counts.get(Applied.TIMED_OUT, 0) if newest and newest.answers else 0
-    waiting = (
-        [settled.state.pending.overdue_at(now).offsets for settled in newest.partitions.values()] if newest else []
-    )
+    lane = newest.partitions.values() if newest else ()
+    waiting = sum(settled.state.pending.overdue_at(now).offsets for settled in lane)
     gauge(UNPUBLISHED, int(lacks_rows(adapters, newest)), tags)
-    gauge(OVERDUE, timed_out + sum(waiting), tags)
-    for name in (STOPPED, REFUSED):  # of a step that has come to its metrics; its own error sets them after these
+    gauge(OVERDUE, timed_out + waiting, tags)
+    for name in (STOPPED, REFUSED):  # if the step fails after this, `stop_published` sets them again
         gauge(name, 0, tags)
 
 
 def _senders() -> tuple[Send, Send]:
-    """Returns the function that adds to a counter and the function that sets a gauge."""
+    """Returns the functions that add to a counter and set a gauge."""
     from airflow.sdk.configuration import conf
     from airflow.sdk.observability import stats
 
@@ -199,16 +197,15 @@ def publish_steps(incr: Send, gauge: Send, stored: Settlement) -> None:
 def _set_gauges(gauge: Send, adapters: Adapters, partitions: Iterable[PartitionStatus]) -> None:
     found = list(partitions)
     pipeline, lane, now = adapters.pipeline.name, adapters.store.lane, adapters.now()
-    expiries = next_expiries(adapters, found)
     soonest: dict[str, float] = {}
     for partition in found:
         tp = TopicPartition(partition.topic, partition.partition)
         tags = _tags(pipeline, lane, *tp)
         for name, value in _numbers(partition, now):
             gauge(f"{PARTITION}.{name}", value, tags)
-        if tp in expiries:
+        if partition.retention_eta is not None:
             # A time and no duration: it stays right if no run sets the gauge any more.
-            at = expiries[tp].timestamp()
+            at = partition.retention_eta.timestamp()
             soonest[tp.topic] = min(at, soonest.get(tp.topic, at))
             gauge(f"{PARTITION}.retention_at", at, tags)
     for topic in status_by_topic(found):
@@ -225,24 +222,15 @@ def _numbers(status: PartitionStatus | TopicStatus, now: datetime) -> Iterator[t
     age = None if oldest is None else max(0.0, (now - oldest).total_seconds())
     known = None if status.log_start is None or status.log_end is None else status.log_end - status.log_start
     numbers: dict[str, Any] = {
-        "log_start": status.log_start,
-        "log_end": status.log_end,
+        **{name: getattr(status, name, None) for name in _POSITIONS},
         "records": known,
-        "committed": status.committed,
-        "floor": status.floor,
-        "read": status.read,
-        "lag": status.lag,
-        "lag_seconds": status.lag_seconds,
-        "due": status.due,
         **{f"pending.{kind.value}": number for kind, number in status.pending.items()},
         # A gauge keeps its last value, so "nothing is pending" needs a value of its own.
         "oldest_pending_seconds": age if any(status.pending.values()) else 0.0,
         **{f"total.{word}": number for word, number in status.totals.items()},
-        "fetches": status.fetches,
-        "fetch_seconds_max": status.fetch_seconds_max,
     }
     if isinstance(status, PartitionStatus):
-        numbers["fetch_seconds_mean"] = status.fetch_seconds_mean
+        numbers |= {name: getattr(status, name) for name in _OF_PARTITION} | {"state": status.state.rank}
     for name, value in numbers.items():
         if value is not None:
             yield name, value

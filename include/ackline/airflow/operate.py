@@ -1,16 +1,14 @@
 """The forms of the DAGs, and the DAGs `operate__NAME` and `ackline_maintenance`.
 
-Each param of a form has a title, an explanation, and the schema that refuses wrong values. Airflow's form shows all
-params of a DAG: none may depend on the value of another. So the fields that few runs need are in sections, which it
-shows closed, and what each run needs stays on one screen with Confirm. It marks a param as required whose type has no
-null, so only those have none that may not be empty.
+Airflow's form shows all params of a DAG: none may depend on the value of another. So the fields that few runs need are
+in sections, which it shows closed, and what each run needs stays on one screen with Confirm. It marks a param as
+required if its type has no null, so each param that may be empty has null in its type.
 
-`operate__NAME` is made of each pipeline file: one form for all actions of an operator, because a DAG an action would be
-seven DAGs more a pipeline. The sections name the actions that take their fields. A run of it does what the
-command of the same name does, by the same functions, so that Airflow's permissions and log apply to it. The form's
-schema refuses wrong values when a run is triggered; the task refuses what only the options together or the lane can
-show. A run is a dry run unless `confirm` is set: its log and its result show what would change. A task is never
-retried: an action that is stored is done, and a second one would be another action.
+`operate__NAME` has one form for all actions of an operator, because a DAG for each action would be seven more DAGs a
+pipeline. A run of it does what the command of the same name does, by the same functions. The form's schema refuses
+wrong values when a run is triggered; the task refuses what only the options together or the lane can show. A run is a
+dry run unless `confirm` is set. A task is never retried: an action that is stored is done, and a second one would be
+another action.
 
 `ackline_maintenance` does every six hours what `ackline maintain` does.
 """
@@ -34,9 +32,7 @@ from ackline.actions.form import (
     TO,
 )
 from ackline.airflow.operators import ACTOR, PipelineOperator, airflow_errors, new_dag, opened
-from ackline.ledger.turns import LIVE
-from ackline.pipeline.folder import audit_root
-from ackline.pipeline.form import (
+from ackline.forms.form import (
     ERROR_CLASS,
     INTERVAL_OFFSETS,
     MAX_RECORDS,
@@ -48,6 +44,8 @@ from ackline.pipeline.form import (
     Field,
     FieldType,
 )
+from ackline.ledger.turns import LIVE
+from ackline.pipeline.folder import audit_root
 from ackline.pipeline.pipeline import Pipeline
 
 OPERATE_PREFIX = "operate__"
@@ -71,8 +69,8 @@ Sections = Mapping[str, Sequence[Field]]
 def params_of(
     fields: Iterable[Field], changed: Mapping[Field, Mapping[str, Any]] | None = None, sections: Sections | None = None
 ) -> dict[str, Param]:
-    """Returns the params of the fields that the DAG's form has: those in no section first, in their order. `changed` is
-    what differs in this DAG from the table of the fields."""
+    """Returns the params of the fields that the DAG's form has: those in no section first, in their order. `changed`
+    has, for a field, the attributes that differ in this DAG."""
     section_of = {field: title for title, of_section in (sections or {}).items() for field in of_section}
     ordered = [field for field in fields if field.in_dag]
     ordered.sort(key=lambda field: list(sections or ()).index(section_of[field]) if field in section_of else -1)
@@ -132,8 +130,8 @@ _SECTIONS: Sections = {
 
 
 def operate_params() -> dict[str, Param]:
-    """Returns the fields of the form. Each that only some actions take names these in its explanation, and so does the
-    title of its section."""
+    """Returns the params of the form. The help of a field that only some actions take names these actions, and so does
+    the title of its section."""
     explained = {}
     for field in FIELDS:
         taken = [action for action in ACTIONS.values() if field in action.fields]
@@ -177,6 +175,7 @@ def operate_dag(pipeline: Pipeline, file: str) -> DAG:
         f"{OPERATE_PREFIX}{pipeline.name}",
         file,
         "operate",
+        pipeline.tags,
         schedule=None,
         is_paused_upon_creation=False,  # it has no schedule
         max_active_runs=1,
@@ -204,8 +203,8 @@ class MaintainOperator(BaseOperator):
         Safe beside runs, and safe to repeat.
         """
         with airflow_errors():
+            from ackline.actions.maintain import maintain
             from ackline.airflow.connections import use_audit_connection
-            from ackline.tables.maintenance import maintain
 
             use_audit_connection()
             tables = [asdict(maintained) for maintained in maintain(audit_root())]

@@ -1,12 +1,12 @@
 """The operators of the three steps. plan and settle run in the Airflow task, replay in a Spark driver of its own.
 
-A step imports what it needs (Spark, Delta, the Kafka client) when it runs, not when its DAG is parsed. Of a DAG run,
-they read the params `max_records`, `only_retries` and `partitions`, and nothing else: a user who may trigger
+A step imports what it needs (Spark, Delta, the Kafka client) when it runs, not when its DAG is parsed. The operators
+read the params `max_records`, `only_retries` and `partitions` of a DAG run, and no other: a user who may trigger
 `replay__NAME` decides when it runs and how little it reads, not what it does.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -25,6 +25,8 @@ from airflow.sdk.exceptions import (
 from ackline.airflow.driver import Secrets
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, SparkSubmitOperator, raise_for_exit_status
 from ackline.errors import AcklineError, TransientError
+from ackline.lane.code import CODE
+from ackline.lane.ways_out import LaneName, Way
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.folder import audit_root, lane_folder, make_handlers_importable
 from ackline.pipeline.pipeline import Pipeline
@@ -50,19 +52,19 @@ BACKFILL_RUN = "backfill"
 
 
 TAG_LENGTH = 100
-"""Airflow's longest tag."""
+"""The most characters that Airflow takes in a tag."""
 
 
-def new_dag(dag_id: str, file: str, kind: str, **settings: Any) -> DAG:
+def new_dag(dag_id: str, file: str, kind: str, tags: Iterable[str] = (), **settings: Any) -> DAG:
     """Returns a DAG for the DAG file `file`. No task of its own waits for an earlier run of it.
 
     A DAG of a pipeline is listed as `PIPELINE / KIND`, so that a list sorted by name keeps the DAGs of a pipeline
-    together, and has the pipeline as a tag.
+    together, and has the pipeline and the `tags` of its file as tags.
     """
     pipeline = dag_id.partition("__")[2]
     if pipeline:
         settings = {"dag_display_name": f"{pipeline} / {kind}", **settings}
-    tags = {"ackline", kind, *([pipeline[:TAG_LENGTH]] if pipeline else [])}
+    tags = {"ackline", kind, *tags, *([pipeline[:TAG_LENGTH]] if pipeline else [])}
     dag = DAG(
         dag_id=dag_id, start_date=datetime(2025, 1, 1, tzinfo=UTC), catchup=False,
         auto_register=False, tags=tags, **{"default_args": RETRIES, **settings},
@@ -98,21 +100,30 @@ def stop_noted(pipeline: Pipeline, context: Context) -> Iterator[None]:
 
 
 def use_folder_of(pipeline: Pipeline) -> None:
-    """Makes the folder of a DAG's pipeline file that of this process, and of the driver that it starts: a bundle keeps
-    the versions of its files in folders of their own. Handlers are imported from there."""
+    """Sets ACKLINE_PIPELINES to the folder of a DAG's pipeline file, for this process and the driver that it starts: a
+    bundle keeps the versions of its files in folders of their own. Handlers are imported from there."""
     if pipeline.folder is not None:
         os.environ["ACKLINE_PIPELINES"] = str(pipeline.folder)
     make_handlers_importable()
 
 
+def use_code_of(context: Context) -> None:
+    """Sets ACKLINE_CODE to the name and version of the DAG bundle of a task, for this process and the driver that it
+    starts. A bundle without versions has no such name: then the folder of the handlers names the code."""
+    bundle: Any = getattr(context.get("ti"), "bundle_instance", None)
+    if version := getattr(bundle, "version", None):
+        os.environ[CODE] = f"bundle {bundle.name} {version}"
+
+
 @contextmanager
 def opened(pipeline: Pipeline, context: Context, actor: str = ACTOR, lane: str = LIVE) -> Iterator["Adapters"]:
-    """Opens a pipeline for one task. Its turns carry the run id of the DAG run."""
+    """Opens the adapters of a pipeline for one task. Its turns carry the run id of the DAG run."""
     from ackline.airflow.connections import kafka_connection, use_audit_connection
     from ackline.lane.adapters import open_adapters
 
     use_audit_connection()
     use_folder_of(pipeline)  # a listener, a retry class or a partition filter may live there
+    use_code_of(context)
     with open_adapters(
         pipeline, kafka_connection(pipeline), run_id=context["run_id"], actor=actor, lane=lane
     ) as adapters:
@@ -126,11 +137,8 @@ def replays_interval(context: Context) -> bool:
 
 
 def skip_in_interval_run(context: Context) -> None:
-    """Raises AirflowSkipException in a run that replays an interval.
-
-    `plan` skips the other tasks of such a run. A user may clear one of them alone, and it must not work on a turn of
-    the live lane that another run has open.
-    """
+    """Raises AirflowSkipException in a run that replays an interval: a user may clear one of the tasks that `plan` has
+    skipped, and it must not work on a turn of the live lane that another run has open."""
     if replays_interval(context):
         raise AirflowSkipException("this run replays its data interval in a backfill lane; see its task plan")
 
@@ -150,8 +158,8 @@ class PipelineOperator(BaseOperator):
 def stored_as_empty(adapters: "Adapters", plan: "Plan | None") -> bool:
     """Returns whether there is nothing to replay: no turn is open, or its plan reads nothing.
 
-    Then stores the outcomes of that plan, none: settle takes no turn for replayed without this proof. Does so with
-    `plan` itself, for another run may have stored the next plan since.
+    For such a plan it stores zero outcomes, because settle takes a turn as replayed only if outcomes are stored. It
+    uses `plan` itself, because another run may have stored the next plan since.
     """
     if plan is not None and plan.empty:
         adapters.store.store_outcomes(plan.turn, [])
@@ -166,8 +174,7 @@ class PlanOperator(PipelineOperator):
 
     The params of the DAG run limit what a new plan reads, and the plan stores them. An open plan stays as it is.
 
-    In a run of Airflow's own backfill it is skipped, because such a run takes no turn of the live lane. The DAG
-    `replay__NAME` has `ackline.airflow.interval.IntervalPlanOperator`, which replays the data interval instead.
+    Skipped in a run of Airflow's own backfill: `ackline.airflow.interval.IntervalPlanOperator` replays its interval.
     """
 
     ui_color = "#d7e8f7"
@@ -177,8 +184,8 @@ class PlanOperator(PipelineOperator):
         skip_in_interval_run(context)
         with airflow_errors(), stop_noted(self.pipeline, context):
             from ackline.airflow.results import planned_summary
+            from ackline.forms.form import Entered, RunRequest, run_request
             from ackline.lane.adapters import effective_settings, run_warnings
-            from ackline.pipeline.form import Entered, RunRequest, run_request
             from ackline.pipeline.functions import check_functions
             from ackline.steps.plan import plan
 
@@ -202,14 +209,11 @@ class PlanOperator(PipelineOperator):
                 summary = planned_summary(planned)
                 has_no_work = stored_as_empty(adapters, planned.plan)
         self.log.info("planned: %s", summary)
-        if has_no_work and (replays := self._replays()):
+        # A task of the user in between is not skipped.
+        if has_no_work and (replays := [t.task_id for t in self.downstream_list if isinstance(t, ReplayOperator)]):
             context["ti"].xcom_push(key="return_value", value=summary)  # as a return would
             raise DownstreamTasksSkipped(tasks=replays)  # type: ignore[no-untyped-call]
         return summary
-
-    def _replays(self) -> list[str]:
-        """Returns the tasks after this one that would find nothing to replay. A task of the user in between runs."""
-        return [task.task_id for task in self.downstream_list if isinstance(task, ReplayOperator)]
 
 
 class SettleOperator(PipelineOperator):
@@ -259,11 +263,11 @@ class ReplayOperator(SparkSubmitOperator):
     """Replays the open plan in a Spark driver, if the plan reads anything.
 
     The Airflow connection `spark_default` names the master; without it the master is `local[*]`. The driver runs beside
-    the task (client mode). Airflow does not retry a configuration error or a fatal one, and retries any other.
+    the task (client mode). Airflow retries a transient or an unexpected error, and no other.
 
-    While another process replays the turn (`ackline run` elsewhere, a task that was cleared and still runs), the task
-    is rescheduled: it holds no worker slot, uses up no retry, and looks again every LEASE_POLL. A look takes a slot
-    until the other renews its lease, some 20 s. If the other does not renew it within a minute, the task goes on.
+    While another process replays the turn, the task is rescheduled: it holds no worker slot, uses up no retry, and
+    looks again every LEASE_POLL. A look takes a slot until the other renews its lease, some 20 s. If the other does not
+    renew it within a minute, the task goes on.
     """
 
     ui_color = "#fbe7c6"
@@ -273,7 +277,7 @@ class ReplayOperator(SparkSubmitOperator):
         self.pipeline = pipeline
 
     def execute(self, context: Context) -> None:
-        """Run replay."""
+        """Replays the open plan in a Spark driver, unless nothing is to be read."""
         skip_in_interval_run(context)
         with airflow_errors(), stop_noted(self.pipeline, context):
             if self._done_without_spark(context):
@@ -289,7 +293,10 @@ class ReplayOperator(SparkSubmitOperator):
             super().on_kill()
 
     def _submit(self, context: Context) -> None:
-        """Run the driver until it ends. Raises the AcklineError of one that would end so again."""
+        """Run the driver until it ends.
+
+        Raises its AcklineError if another try would fail in the same way (exit statuses 2 to 5).
+        """
         from ackline.airflow.connections import kafka_connection, use_audit_connection
 
         self._hook = DriverHook(
@@ -302,19 +309,17 @@ class ReplayOperator(SparkSubmitOperator):
         try:
             super().execute(context)
         except AirflowException as error:
-            raise_for_exit_status(self._hook, error, self._void_arguments(context))
+            raise_for_exit_status(self._hook, error, Way.VOID.of(LaneName(self.pipeline.name, self._lane(context))))
 
     def _opened(self, context: Context) -> AbstractContextManager["Adapters"]:
-        """Opens the lane whose turns this task replays."""
-        return opened(self.pipeline, context)
+        return opened(self.pipeline, context, lane=self._lane(context))
+
+    def _lane(self, context: Context) -> str:
+        return LIVE
 
     def _driver_arguments(self, context: Context) -> list[str]:
         """Returns the arguments of the driver. Every user of the machine can read them."""
         return [self.pipeline.name, f"--run-id={context['run_id']}"]
-
-    def _void_arguments(self, context: Context) -> str:
-        """Returns the arguments of `ackline void` that name the lane."""
-        return self.pipeline.name
 
     def _done_without_spark(self, context: Context) -> bool:
         """Returns True if there is nothing to read. Stores an empty plan's outcomes, the proof for settle.

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def provider_info() -> dict[str, Any]:
-    """Returns the description of the package, in the form that Airflow asks of providers."""
+    """Returns the description of the package, in the form that Airflow requires of providers."""
     return {
         "package-name": "ackline",
         "name": "Ackline",

@@ -18,8 +18,8 @@ WORST = 10
 
 
 def planned_summary(planned: Planned) -> dict[str, Any]:
-    """Returns the turn, totals, and of the partitions with the most unread offsets the fresh range, the number of
-    retries, or why the turn reads nothing."""
+    """Returns the turn, totals, and the partitions with the most unread offsets, each with its fresh range and the
+    number of its retries, or why the turn reads nothing of it."""
     plan = planned.plan
     missing, leaderless = list(planned.missing[:WORST]), [str(tp) for tp in planned.leaderless[:WORST]]
     if plan is None:
@@ -42,8 +42,8 @@ def planned_summary(planned: Planned) -> dict[str, Any]:
 
 
 def settled_summary(result: CommitResult) -> dict[str, Any]:
-    """Returns the newest turn, totals, and of the partitions with the most offsets that are not settled their state and
-    the committed offset as read back."""
+    """Returns the newest turn, totals, and the partitions with the most offsets that are not settled, each with its
+    state and the committed offset as read back."""
     settlement = result.settlement
     if settlement is None:
         return {"turn": None}

@@ -70,7 +70,7 @@ def continued_trace(trace: Mapping[str, str] | None) -> Iterator[None]:
 
 def _begin(trace: Mapping[str, str]) -> tuple[Any, Any]:
     """Configures the exporter as Airflow does in its tasks, and makes the span of the task the current one. Returns the
-    provider, and the token by which the span ends to be current."""
+    provider, and the token that makes the span no longer current."""
     from opentelemetry import context
     from opentelemetry import trace as api
     from opentelemetry.sdk.trace import TracerProvider

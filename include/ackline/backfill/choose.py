@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from ackline.errors import ConfigError, did_you_mean
+from ackline.forms.arguments import LAST, BackfillArguments, RangeArgument, parse_range
 from ackline.lane.adapters import Adapters
 from ackline.ledger.account import Chosen, chosen_of
 from ackline.ledger.offsets import (
@@ -27,7 +28,6 @@ from ackline.ledger.offsets import (
 )
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnId, is_backfill
-from ackline.pipeline.arguments import LAST, BackfillArguments, RangeArgument, parse_range
 from ackline.tables.chosen import OutcomeFilter, RangesByPartition
 
 
@@ -202,10 +202,7 @@ def _by_outcome(
     asked: Mapping[TopicPartition, Sequence[OffsetRange]],
 ) -> tuple[dict[TopicPartition, Sequence[OffsetRange]], RangesByPartition, dict[int, RangesByPartition]]:
     """Returns the asked offsets with a wanted outcome, and those of older topics, by partition; and the first ones by
-    the epoch of that outcome, the newest epoch first.
-
-    Raises ConfigError if the lane of `--of` has not begun.
-    """
+    the epoch of that outcome, the newest first. Raises ConfigError if the lane of `--of` has not begun."""
     store = adapters.store.other_lane(arguments.of)
     newest = store.newest()
     if newest is None:

@@ -7,18 +7,18 @@ DAG's file every few seconds, so this module loads neither the tables nor a Kafk
 from dataclasses import dataclass
 from datetime import datetime
 
+from ackline.forms.arguments import BackfillArguments, id_of, lane_of, written_range
+from ackline.forms.form import ERROR_CLASS, Entered, Field, FieldType
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE
-from ackline.pipeline.arguments import BackfillArguments, id_of, lane_of
 from ackline.pipeline.field_types import parse_time
-from ackline.pipeline.form import ERROR_CLASS, Entered, Field, FieldType
 from ackline.pipeline.pipeline import Pipeline
 
 _ID = "[a-z0-9][a-z0-9-]{0,99}"
 RANGES = Field(
     name="ranges", option="RANGE", type=FieldType.TEXTS, title="Ranges",
     help="TOPIC, TOPIC:PARTITION or TOPIC:PARTITION:A-B, B exclusive",
-    pattern=r"^[a-zA-Z0-9._-]{1,249}(:[0-9]{1,10}(:[0-9]{1,19}-[0-9]{1,19})?)?$",
+    pattern=r"^[a-zA-Z0-9._-]{1,249}(:[0-9]{1,10}(:[0-9]{1,19}[:-][0-9]{1,19})?)?$",
 )  # fmt: skip
 ALL = Field(
     name="all", option="--all", type=FieldType.FLAG, title="All", help="Everything that the logs hold now."
@@ -133,7 +133,7 @@ def request_of(entered: Entered, default_id: str) -> BackfillRequest:
     for field in FIELDS:
         entered.value(field)
     arguments = BackfillArguments(
-        tuple(entered.value(RANGES)),
+        tuple(map(written_range, entered.value(RANGES))),
         entered.value(ALL),
         entered.text(FROM),
         entered.text(TO),

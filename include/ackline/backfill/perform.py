@@ -14,11 +14,12 @@ from ackline.backfill.choose import Choice, choose_offsets
 from ackline.backfill.form import DEAD_LETTER, HANDLER, BackfillRequest, allowed_dead_letters, allowed_handlers
 from ackline.backfill.run import Backfill, account_of_choice, begin, check_epoch_before_is_settled, find_backfill
 from ackline.errors import ConfigError, counted
+from ackline.forms.arguments import BackfillArguments, check_same, id_of
 from ackline.lane.adapters import Adapters
 from ackline.lane.rights import check_rights_to_read
+from ackline.lane.ways_out import LaneName, run
 from ackline.ledger.account import UNREAD, Account
 from ackline.ledger.offsets import OffsetRange, TopicPartition, count
-from ackline.pipeline.arguments import BackfillArguments, check_same, id_of
 from ackline.pipeline.keys import DeadLetterBlock
 from ackline.pipeline.pipeline import Pipeline
 
@@ -186,7 +187,7 @@ def account_text(name: str, lane: str, account: Account, now: datetime) -> str:
         return f"{text} It is settled."
     due = account.next_due
     when = f"at {due.isoformat(timespec='seconds')}" if due is not None and due > now else "now"
-    return f"{text} Go on {when} with `ackline backfill {name} --id {id_of(lane)} --yes`."
+    return f"{text} Go on {when} with `{run(LaneName(name, lane))} --yes`."
 
 
 def backfill_pipeline(pipeline: Pipeline, arguments: BackfillArguments, max_rate: int | None = None) -> Pipeline:

@@ -10,18 +10,21 @@ n, and the other adopts it.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ackline.actions.standstill import StandsStill, what_stands_still
 from ackline.actions.void import void_open_turn
+from ackline.answers.standstill import what_stands_still
 from ackline.backfill.choose import Choice
 from ackline.errors import ConfigError, FatalError, LedgerError
+from ackline.forms.arguments import BackfillArguments
 from ackline.in_flight.ack_topic import unread_answers
 from ackline.lane.adapters import Adapters, Progress
 from ackline.lane.log_checks import check_not_truncated, check_topic_not_recreated, other_log_error
 from ackline.lane.plans import LaneRanges, check_settings_unchanged, chosen_in, lane_ranges, new_plan
 from ackline.lane.rights import check_rights_to_read
+from ackline.lane.ways_out import StandsStill, Way
 from ackline.ledger import planning
 from ackline.ledger.account import Account, Chosen, account_of, chosen_of
 from ackline.ledger.backoff import FOREVER
@@ -31,8 +34,8 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import PendingRuns
 from ackline.ledger.planning import PartitionView
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind, is_backfill
-from ackline.outputs.turn import publish_settled, remove_staged
-from ackline.pipeline.arguments import BackfillArguments, id_of
+from ackline.outputs.publish import publish_settled
+from ackline.outputs.staged import remove_staged
 from ackline.steps.plan import Planned, check_dead_letter_topic, preview, take_turn
 from ackline.steps.run import OnPlan, RunResult, settle_and_commit, take_turns
 from ackline.steps.run_plan import limits_of, new_run_plan
@@ -61,7 +64,7 @@ def plan_backfill(
         raise ConfigError(f"{adapters.pipeline.name} has no lane {adapters.store.lane}")
 
     def end(open_plan: Plan, newest: Settlement) -> bool:
-        if open_plan.kind is TurnKind.RUN:
+        if open_plan.kind.replays:
             return False
         settle_turn(adapters, open_plan, newest)  # a cancellation whose process has died; any process finishes it
         return True
@@ -88,7 +91,6 @@ def standstill_of(adapters: Adapters, reads_broker: bool = True) -> StandsStill 
 
 
 def _check_next_plan(adapters: Adapters) -> None:
-    """Raises what stops each run of the lane before it has a plan to replay."""
     newest, open_plan = adapters.newest_and_open_plan()
     if newest is not None and open_plan is None:
         _next_plan(adapters, newest, None, True, "")
@@ -128,8 +130,11 @@ def _next_plan(
     reads = any(
         not row.empty or clipped(chosen_in(chosen, tp), row.complete_to, row.fresh.start) for tp, row in planned.items()
     )
+    # Dead letters that wait for their acknowledgement.
     letters = resend and any(
-        has_dead_letters(unfinished[tp]) for tp, row in planned.items() if row.why not in planning.LEFT_ALONE
+        unfinished[tp].state.pending_by_kind()[PendingKind.DEAD_LETTER]
+        for tp, row in planned.items()
+        if row.why not in planning.LEFT_ALONE
     )
     answers = not reads and _has_answers(adapters, newest)
     return new_run_plan(adapters, newest, planned, reason) if reads or letters or answers else None
@@ -156,11 +161,6 @@ def _unfinished(newest: Settlement, chosen: LaneRanges) -> dict[TopicPartition, 
         return bool(settled.state.pending) or bool(ranges and ranges[-1].end > settled.state.complete_to)
 
     return {tp: settled for tp, settled in newest.partitions.items() if is_unfinished(tp, settled)}
-
-
-def has_dead_letters(settled: SettledPartition) -> bool:
-    """Returns whether a record of the partition waits for the acknowledgement of its dead letter."""
-    return settled.state.pending_by_kind()[PendingKind.DEAD_LETTER] > 0
 
 
 def _logs(
@@ -228,18 +228,22 @@ def check_epoch_before_is_settled(store: LedgerStore, epoch: int) -> None:
     if newest.turn.epoch == epoch - 1 and not is_settled:
         raise FatalError(
             f"epoch {epoch - 1} of {store.lane} of {store.pipeline} is not settled, so epoch {epoch} can't begin. Go "
-            f"on with it, or end it with `ackline backfill {store.pipeline} --cancel {id_of(store.lane)}`"
+            f"on with it, or end it with `{Way.CANCEL.of(store)}`"
         )
 
 
+def _first_state(chosen: Chosen, now: datetime | None) -> PartitionState:
+    """Returns the state in which a partition begins. Its chosen offsets are due since then, and without an attempt:
+    replay reads them exactly, as attempt 1."""
+    if not chosen.offsets:
+        return PartitionState(chosen.ranges[0].start)
+    unread = Pending(PendingKind.RETRY, 0, now, None)
+    pending = PendingRuns.of([ValuedRange(run.start, run.end, unread) for run in chosen.offsets])
+    return PartitionState(chosen.offsets[-1].end, pending)
+
+
 def _genesis_row(adapters: Adapters, choice: Choice, tp: TopicPartition, chosen: Chosen) -> SettledPartition:
-    if chosen.offsets:
-        # Due since the lane begins, and without an attempt: replay reads them exactly, as attempt 1.
-        unread = Pending(PendingKind.RETRY, 0, adapters.now(), None)
-        pending = PendingRuns.of([ValuedRange(run.start, run.end, unread) for run in chosen.offsets])
-        state = PartitionState(chosen.offsets[-1].end, pending)
-    else:
-        state = PartitionState(chosen.ranges[0].start)
+    state = _first_state(chosen, adapters.now())
     return SettledPartition(
         choice.topic_ids[tp.topic],
         state.floor,
@@ -265,13 +269,7 @@ def account(store: LedgerStore, newest: Settlement) -> Account:
 
 def account_of_choice(choice: Choice) -> Account:
     """Returns the account that a lane would begin with."""
-    states = {
-        tp: PartitionState(
-            chosen.every[-1].end if chosen.offsets else chosen.ranges[0].start,
-            [ValuedRange(run.start, run.end, Pending(PendingKind.RETRY, 0, None, None)) for run in chosen.offsets],
-        )
-        for tp, chosen in choice.partitions.items()
-    }
+    states = {tp: _first_state(chosen, None) for tp, chosen in choice.partitions.items()}
     return account_of(choice.partitions, states, {}, 0)
 
 
@@ -285,10 +283,8 @@ def run_backfill(
 ) -> RunResult:
     """Takes turns until nothing of the lane can be read now. Reads at most `max_records` offsets, by new plans.
 
-    The new plans and their settlements store `reason`, so that the reason of a resume is in the tables as well.
-
-    Raises RangeGone after MAX_VOID_TURNS void turns in a row, TurnVoided if an operator has closed a turn of this run
-    as void, and what the three steps raise.
+    The new plans and their settlements store `reason`, so that the reason of a resume is in the tables as well. Raises
+    as `take_turns` does.
     """
 
     def next_turn(done: RunResult) -> Planned:
@@ -350,7 +346,7 @@ def cancel(adapters: Adapters, reason: str) -> Settlement:
         raise FatalError(f"{adapters.pipeline.name} has no lane {adapters.store.lane}")
 
     def end(open_plan: Plan, newest: Settlement) -> bool:
-        if open_plan.kind is not TurnKind.RUN or adapters.store.has_outcomes(open_plan.turn):
+        if not open_plan.kind.replays or adapters.store.has_outcomes(open_plan.turn):
             settle_turn(adapters, open_plan, newest)
         else:
             try:
@@ -410,7 +406,8 @@ def find_backfill(store: LedgerStore) -> Backfill | None:
             f"{dict(found.outcomes)}, {found.gaps} gaps, pending {dict(found.pending)}. Check the tables with "
             f"`python -m ackline.verify --lane {store.lane}`"
         )
-    return Backfill(genesis, newest, BackfillArguments.decode(genesis.arguments), found)
+    with store.settlements.errors():
+        return Backfill(genesis, newest, BackfillArguments.decode(genesis.arguments), found)
 
 
 def backfills(store: LedgerStore) -> list[Backfill]:

@@ -27,7 +27,22 @@ def account_lines(ran: RunResult, newest: Settlement | None) -> list[str]:
     line += f" ({_counts(settled)})" if settled else ""
     pending = _pending(newest)
     line += f"; {pending:,} {'is' if pending == 1 else 'are'} pending" if pending else "; nothing is pending"
-    return [f"Handled: {_handled(ran)}.", f"{line}."]
+    return [f"Handled: {_handled(ran)}.", *_failed(ran), f"{line}."]
+
+
+def _failed(ran: RunResult) -> list[str]:
+    """Returns the failures of new records apart from those of retries; nothing if none failed."""
+    failed = ran.outcomes[Outcome.FAILED] + ran.outcomes[Outcome.DROPPED]
+    if not failed:
+        return []
+    parts = []
+    if ran.new_records:
+        share = ran.new_failed / ran.new_records
+        parts.append(f"{ran.new_failed:,} of {counted(ran.new_records, 'new record')} ({share:.1%})")
+    if others := failed - ran.new_failed:
+        # An answer from outside may fail a record in flight too.
+        parts.append(counted(others, "retry") if ran.answers is None else f"{others:,} retries and answers")
+    return [f"Failures: {', '.join(parts)}."]
 
 
 def _handled(ran: RunResult) -> str:
@@ -71,8 +86,9 @@ def failure_lines(ran: RunResult, store: LedgerStore, name: str, run_id: str) ->
     if not classes:
         return []
     lines = ["Failed:"]
-    for error_class, number, message in classes[:SHOWN_CLASSES]:
-        lines.append(f"  {number:,} {error_class or 'without a class'}" + (f": {message}" if message else ""))
+    for error_class, place, number, message in classes[:SHOWN_CLASSES]:
+        at = f" at {place}" if place else ""
+        lines.append(f"  {number:,} {error_class or 'without a class'}{at}" + (f": {message}" if message else ""))
     if more := classes[SHOWN_CLASSES:]:
         lines.append(f"  {sum(each.number for each in more):,} of other classes ({len(more):,})")
     last = turns[-1]

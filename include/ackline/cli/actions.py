@@ -15,12 +15,13 @@ from ackline.actions.form import ACTIONS, LANE, REASON, Action
 from ackline.actions.perform import entered_action
 from ackline.cli import formats
 from ackline.cli.options import DryRun, Json, Name, Now, Yes, is_confirmed, opened, show_preview, time_of, with_fields
+from ackline.cli.several import AnyName, Choice, Every, Handler, Tag, act_on_several
 from ackline.errors import ConfigError
+from ackline.forms.arguments import is_lane
+from ackline.forms.form import Entered
 from ackline.in_flight.ack_topic import send_answer
 from ackline.ledger.answers import parse_answer, parse_token
-from ackline.pipeline.arguments import is_lane
 from ackline.pipeline.field_types import is_pipeline_name
-from ackline.pipeline.form import Entered
 
 STDIN = "-"
 _HELP = "What `record.token` was in the handler; `-` reads tokens from standard input."
@@ -32,7 +33,8 @@ def commands() -> Iterator[tuple[str, Callable[..., None]]]:
     """Yields the commands of the operator actions, with their names."""
     for action in ACTIONS.values():
         required = (REASON,) if action.needs_reason else ()
-        command = with_fields(action.fields, _command(action), required)
+        takes_several = action.kind is not None and action.kind.pauses is not None
+        command = with_fields(action.fields, (_command_for_several if takes_several else _command)(action), required)
         command.__name__, command.__doc__ = action.name, action.help
         yield action.name, command
 
@@ -58,6 +60,29 @@ def _command(action: Action) -> Callable[..., None]:
             # A user at a terminal confirms what was shown, and no other turn; with --yes it may be a later turn.
             done = requested.perform(adapters, as_shown=not yes)
         formats.print_result(done.body, done.text if yes else done.brief or done.text, as_json)
+
+    return command
+
+
+def _command_for_several(action: Action) -> Callable[..., None]:
+    on_one = _command(action)
+
+    def command(
+        values: Mapping[str, Any],
+        name: AnyName = None,
+        every: Every = False,
+        tag: Tag = None,
+        handler: Handler = None,
+        yes: Yes = False,
+        dry_run: DryRun = False,
+        now: Now = None,
+        as_json: Json = False,
+    ) -> None:
+        choice = Choice(every, tag, handler)
+        if choice.is_given(name):
+            act_on_several(action, choice, values, yes, dry_run, now, as_json)
+        else:
+            on_one(values, name, yes, dry_run, now, as_json)
 
     return command
 

@@ -17,83 +17,73 @@ import ackline
 from ackline.cli import interrupts
 from ackline.cli.notices import set_verbosity
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("run", "Run a pipeline once: plan, replay and settle."),
-    "plan": ("run", "Print what a run with the same options would do now, and store nothing."),
-    "status": (
-        "status",
-        "Show each partition live from the broker: log, committed offset, floor, pending records, lag, what holds it.",
-    ),
-    "history": (
-        "status",
-        "List the settled turns of a pipeline, newest first: runs and actions, with actors, reasons, durations and "
-        "counts.",
-    ),
-    "explain": ("explain", "Explain in a sentence what holds the floor of a partition, or what became of one offset."),
-    "diff": ("explain", "Compare the newest terminal outcomes of two lanes, over the offsets that both have settled."),
-    "audit": ("audit", "Show what happened to each record: the effective rows of the audit table."),
-    "sql": ("audit", "Run one SELECT over the tables of all pipelines, read-only."),
-    "retry": ("actions", "Make pending retries due now: the next run handles them. It counts as no attempt."),
-    "skip": (
-        "actions",
-        "Settle records without handling them: `skipped`. All below an offset, or single pending ones.",
-    ),
-    "reset": (
-        "actions",
-        "Begin a new epoch at an offset: everything from there on is handled again, and nothing is pending.",
-    ),
-    "pause": (
-        "actions",
-        "Read nothing from these partitions until they are resumed. Pending records stay pending.",
-    ),
-    "resume": ("actions", "Resume reading paused partitions."),
-    "void": (
-        "actions",
-        "Close the open turn, if it can't be carried out. Nothing of it counts, and its offsets are planned again.",
-    ),
-    "adopt-ledger": (
-        "actions",
-        "Go on with the ledger in ACKLINE_AUDIT, although another ledger of the pipeline has committed the group.",
-    ),
-    "ack": ("actions", "Ack records that are in flight, by their tokens. The next run of the pipeline settles them."),
-    "fail": (
-        "actions",
-        "Fail a record that is in flight, by its token. The pipeline's retry policy applies, as after any failure.",
-    ),
-    "renew": (
-        "actions",
-        "Extend the deadline of a record in flight, by its token: DURATION after the run that reads the answer.",
-    ),
-    "backfill": (
-        "backfill",
-        "Handle offsets again: of ranges, of a time, or of records that ended in some way. The group is left alone.",
-    ),
-    "dead": (
-        "dead",
-        "List the dead records of a lane by error class, or show one; with `--redrive`, handle them again.",
-    ),
-    "init": (
-        "init",
-        "Write a pipeline file, a handler and its test from a topic. Overwrites nothing, and changes nothing in Kafka.",
-    ),
-    "adopt": (
-        "init",
-        "Show what taking over a consumer group means, and write the pipeline file for it. Changes nothing in Kafka.",
-    ),
-    "doctor": ("doctor", "Check what a run needs: Java, JARs, pipeline files, handler, broker, topics, group, tables."),
-    "maintain": (
-        "maintain",
-        "Compact, checkpoint and vacuum the tables of all pipelines. This is safe at any time, also beside runs.",
-    ),
-    "demo": (
-        "init",
-        "Run two pipelines on a broker, Spark and Airflow of their own: 22,000 orders until all are settled, then "
-        "proofs.",
-    ),
-    "dev": ("init", "A local broker to try pipelines on."),
+_SUMMARIES = {
+    "run": "Run a pipeline once: plan, replay and settle.",
+    "try": "Handle single records here and now, by the code of today, and store nothing.",
+    "plan": "Print what a run with the same options would do now, and store nothing.",
+    "status": "Show each partition live from the broker: log, committed offset, floor, pending records, lag, what "
+    "holds it.",
+    "history": "List the settled turns of a pipeline, newest first: runs and actions, with actors, reasons, durations "
+    "and counts.",
+    "explain": "Explain in a sentence what holds the floor of a partition, or what became of one offset.",
+    "diff": "Compare the newest terminal outcomes of two lanes, over the offsets that both have settled.",
+    "audit": "Show what happened to each record: the effective rows of the audit table.",
+    "sql": "Run one SELECT over the tables of all pipelines, read-only.",
+    "retry": "Make pending retries due now: the next run handles them. It counts as no attempt.",
+    "skip": "Settle records without handling them: `skipped`. All below an offset, or single pending ones.",
+    "reset": "Begin a new epoch at an offset: everything from there on is handled again, and nothing is pending.",
+    "pause": "Read nothing from these partitions until they are resumed. Pending records stay pending.",
+    "resume": "Resume reading paused partitions.",
+    "void": "Close the open turn, if it can't be carried out. Nothing of it counts, and its offsets are planned again.",
+    "adopt-ledger": "Go on with the ledger in ACKLINE_AUDIT, although another ledger of the pipeline has committed "
+    "the group.",
+    "ack": "Ack records that are in flight, by their tokens. The next run of the pipeline settles them.",
+    "fail": "Fail a record that is in flight, by its token. The pipeline's retry policy applies, as after any failure.",
+    "renew": "Extend the deadline of a record in flight, by its token: DURATION after the run that reads the answer.",
+    "backfill": "Handle offsets again: of ranges, of a time, or of records that ended in some way. The group is left "
+    "alone.",
+    "dead": "List the dead records of a lane by error class and place, or show one; with `--redrive`, handle them "
+    "again.",
+    "init": "Write a pipeline file, a handler and its test from a topic. Overwrites nothing, and changes nothing in "
+    "Kafka.",
+    "adopt": "Show what taking over a consumer group means, and write the pipeline file for it. Changes nothing in "
+    "Kafka.",
+    "doctor": "Check what a run needs: Java, JARs, pipeline files, handler, broker, topics, group, tables.",
+    "maintain": "Compact, checkpoint and vacuum the tables of all pipelines. This is safe at any time, also beside "
+    "runs.",
+    "demo": "Run two pipelines on a broker, Spark and Airflow of their own: 22,000 orders until all are settled, then "
+    "proofs.",
+    "dev": "A local broker to try pipelines on.",
 }
-"""Each command, with the module of this room that has it in its COMMANDS, and the first sentences of its help. They are
-here as well, so that the list of commands loads no command."""
+"""Each command with the first sentences of its help. They are here as well, so that the list of commands
+loads no command."""
+_MODULES = {
+    "run": ("run", "plan"),
+    "status": ("status", "history"),
+    "explain": ("explain", "diff"),
+    "audit": ("audit", "sql"),
+    "actions": ("retry", "skip", "reset", "pause", "resume", "void", "adopt-ledger", "ack", "fail", "renew"),
+    "backfill": ("backfill",),
+    "dead": ("dead",),
+    "tried": ("try",),
+    "init": ("init", "adopt", "demo", "dev"),
+    "doctor": ("doctor",),
+    "maintain": ("maintain",),
+}
+_PANELS = {
+    "Run": ("run", "plan", "backfill"),
+    "Look": ("status", "history", "explain", "diff", "audit", "sql", "dead"),
+    "Act": _MODULES["actions"],
+    "Set up": ("doctor", "maintain", *_MODULES["init"]),
+}
+"""The groups of the list of commands."""
+COMMANDS = {
+    name: (module, summary)
+    for name, summary in _SUMMARIES.items()
+    for module, names in _MODULES.items()
+    if name in names
+}
+"""Each command, with the module of this room that has it in its COMMANDS, and its summary."""
 
 
 class Command(TyperCommand):
@@ -123,7 +113,8 @@ class Commands(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for name, (_, summary) in COMMANDS.items():
-            self.add_command(Command(name, short_help=summary))
+            panel = next((panel for panel, names in _PANELS.items() if name in names), "Run")
+            self.add_command(Command(name, short_help=summary, rich_help_panel=panel))
 
 
 app = typer.Typer(

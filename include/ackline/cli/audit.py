@@ -10,41 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pyarrow as pa
 import typer
 
-from ackline.cli import tables
+from ackline.cli import options, tables
 from ackline.cli.formats import Csv, Parquet, check_formats, json_row, write_rows
-from ackline.cli.options import (
-    AnyLane,
-    ErrorClass,
-    Json,
-    Name,
-    Now,
-    Offsets,
-    Partitions,
-    Topics,
-    check_lane,
-    choice_of,
-    moment_of,
-    notice_start_of_spark,
-    pipeline_named,
-    range_of,
-)
+from ackline.cli.notices import notice
+from ackline.cli.options import pipeline_named
 from ackline.errors import AcklineError, ConfigError, did_you_mean
+from ackline.forms.arguments import LAST
 from ackline.ledger.outcomes import Outcome
 from ackline.local.connection import connection_of
-from ackline.pipeline.arguments import LAST
 from ackline.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from ackline.tables.queries import AuditFilter
+    from ackline.audit.queries import AuditFilter
 
 SHOWN = 50
 """Rows that are printed as a table without --limit."""
 _COLUMNS = (
     *("epoch", "turn", "topic", "partition", "offset", "end_offset", "attempt", "outcome", "error_class"),
-    *("error_message", "handled_at"),
+    *("error_place", "error_message", "handled_at"),
 )
-_FIRST = ("offset", "attempt", "outcome", "end_offset", "lane", "partition", "error_class", "error_message", "turn",
-          "handled_at")  # fmt: skip
+_FIRST = ("offset", "attempt", "outcome", "end_offset", "lane", "partition", "error_class", "error_place",
+          "error_message", "turn", "handled_at")  # fmt: skip
 """The columns by importance, for a terminal that is too narrow for all."""
 
 Outcomes = Annotated[str | None, typer.Option(help="Only this outcome, e.g. failed.")]
@@ -68,16 +54,16 @@ Everything = Annotated[bool, typer.Option("--all", help="Also rows that are not 
 
 
 def audit(
-    name: Name,
-    topic: Topics = None,
-    partition: Partitions = None,
-    offsets: Offsets = None,
+    name: options.Name,
+    topic: options.Topics = None,
+    partition: options.Partitions = None,
+    offsets: options.Offsets = None,
     outcome: Outcomes = None,
-    error_class: ErrorClass = None,
+    error_class: options.ErrorClass = None,
     attempt: Attempt = None,
     run_id: Run = None,
     turn: Turn = None,
-    lane: AnyLane = None,
+    lane: options.AnyLane = None,
     epoch: Epoch = None,
     since: Since = None,
     as_of: AsOf = None,
@@ -85,8 +71,8 @@ def audit(
     key_hex: KeyHex = None,
     limit: Limit = None,
     everything: Everything = False,
-    now: Now = None,
-    as_json: Json = False,
+    now: options.Now = None,
+    as_json: options.Json = False,
     as_csv: Csv = False,
     parquet: Parquet = None,
 ) -> None:
@@ -98,8 +84,8 @@ def audit(
     Examples: `ackline audit orders --offsets 1041`, `ackline audit orders --key 4711`,
     `ackline audit orders --outcome dead --since "1d ago" --csv`
     """
+    from ackline.audit.queries import COLUMNS, AuditFilter, audit_pages
     from ackline.pipeline.folder import audit_root
-    from ackline.tables.queries import COLUMNS, AuditFilter, audit_pages
     from ackline.tables.schemas import OUTCOMES
 
     check_formats(as_json, as_csv, parquet)
@@ -107,7 +93,7 @@ def audit(
     if outcome is not None and outcome not in list(Outcome):
         raise ConfigError(f"--outcome {outcome}: write one of {', '.join(Outcome)}", key="--outcome")
     as_table = not (as_json or as_csv or parquet is not None)
-    chosen, moment = range_of(offsets), _as_of(as_of, now)
+    chosen, moment = options.range_of(offsets), _as_of(as_of, now)
     criteria = AuditFilter(
         offsets=chosen,
         outcome=outcome,
@@ -119,8 +105,8 @@ def audit(
         epoch=epoch,
         error_class=error_class,
         attempt=attempt,
-        since=moment_of(since, "--since", now),
-        choice=choice_of(topic, partition),
+        since=options.moment_of(since, "--since", now),
+        choice=options.choice_of(topic, partition),
         as_of=moment,
         key_hash=_key_hash(pipeline, key, key_hex),
         newest_first=chosen is None and key is None and key_hex is None,
@@ -150,14 +136,24 @@ def _key_hash(pipeline: Pipeline, key: str | None, key_hex: str | None) -> str |
         raw = key.encode() if key is not None else bytes.fromhex(key_hex or "")
     except ValueError:
         raise ConfigError("--key-hex: write two hexadecimal digits for each byte of the key", key="--key-hex") from None
-    return key_hash(secret_of(connection_of(pipeline) or {}, pipeline.kafka.connection))(raw)
+    advice = f"set `audit: {{key_hash: true}}` in the file of {pipeline.name}: the rows of later turns have a hash then"
+    try:
+        secret = secret_of(connection_of(pipeline) or {}, pipeline.kafka.connection)
+    except ConfigError as error:
+        if pipeline.audit.key_hash:
+            raise
+        option = "--key" if key is not None else "--key-hex"
+        raise ConfigError(f"{option}: no row has a hash of its record's key; {advice}. {error}", key=option) from None
+    if not pipeline.audit.key_hash:
+        notice(f"only rows from before `audit.key_hash` was removed have a hash of their record's key; {advice}")
+    return key_hash(secret)(raw)
 
 
 def _as_of(text: str | None, now: str | None) -> Any:
     """Returns `--as-of`: a version as a number, or a time."""
     if text is not None and text.isascii() and text.isdecimal():
         return min(int(text), LAST)
-    return moment_of(text, "--as-of", now)
+    return options.moment_of(text, "--as-of", now)
 
 
 def _lane_of(name: str, lane: str | None, as_of: object) -> str | None:
@@ -169,13 +165,13 @@ def _lane_of(name: str, lane: str | None, as_of: object) -> str | None:
 
     wanted = LIVE if lane is None and isinstance(as_of, int) else lane
     if lane is not None:
-        check_lane(name, lane)
+        options.check_lane(name, lane)
     return wanted
 
 
 def _print_table(rows: list[dict[str, Any]], limit: int | None) -> int:
+    from ackline.audit.queries import displayed_values
     from ackline.ledger.turns import LIVE
-    from ackline.tables.queries import displayed_values
 
     columns = [*(["lane"] if {row["lane"] for row in rows} - {LIVE} else []), *_COLUMNS]
     out = tables.console()
@@ -207,10 +203,10 @@ def _explain_no_rows(name: str, criteria: "AuditFilter", as_table: bool) -> None
 
 
 def _why_no_rows(name: str, criteria: "AuditFilter") -> Iterator[str]:
+    from ackline.audit.sql import sql_result
     from ackline.lane.turn_metrics import outcome_rows_are_off
     from ackline.ledger.turns import LIVE
     from ackline.pipeline.folder import audit_root
-    from ackline.tables.sql import sql_result
     from ackline.tables.store import LedgerStore
 
     store = LedgerStore(audit_root(), name, criteria.lane or LIVE)
@@ -263,7 +259,7 @@ def sql(
     query: Annotated[str, typer.Argument(help="One SELECT, in the SQL of the engine.", show_default=False)],
     pipeline: Pipelines = None,
     engine: Engines = Engine.DUCKDB,
-    as_json: Json = False,
+    as_json: options.Json = False,
     as_csv: Csv = False,
     parquet: Parquet = None,
 ) -> None:
@@ -295,9 +291,9 @@ def sql(
 def _result(engine: Engine, query: str, pipelines: list[str]) -> Iterator[pa.RecordBatchReader]:
     """Gives the rows of the query in batches. Spark runs on the master of a run, with the block `spark:` of
     the pipeline if the command names one."""
+    from ackline.audit.sql import sql_result, table_folders, view_definitions
     from ackline.pipeline.folder import audit_root
     from ackline.tables.schemas import TABLES
-    from ackline.tables.sql import sql_result, table_folders, view_definitions
 
     if engine is Engine.DUCKDB:
         with sql_result(audit_root(), query, pipelines) as reader:
@@ -307,7 +303,7 @@ def _result(engine: Engine, query: str, pipelines: list[str]) -> Iterator[pa.Rec
 
     folders = table_folders(audit_root(), query, pipelines)
     block = pipeline_named(pipelines[0]).spark if len(pipelines) == 1 else None
-    notice_start_of_spark()
+    options.notice_start_of_spark()
     spark = open_sql_session(block)
     create_views(spark, folders, TABLES, view_definitions())
     yield select(spark, query).to_reader()

@@ -7,7 +7,7 @@ in `ackline.backfill.perform`.
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,36 +28,17 @@ from ackline.backfill.perform import (
     prepared_object,
 )
 from ackline.backfill.run import Backfill, backfills, cancel, find_backfill, run_backfill
-from ackline.cli import formats, tables
+from ackline.cli import formats, options, tables
 from ackline.cli.notices import is_quiet
-from ackline.cli.options import (
-    DryRun,
-    Json,
-    Name,
-    Now,
-    Offsets,
-    Partitions,
-    Topics,
-    Yes,
-    choice_of,
-    is_confirmed,
-    is_confirmed_by_number,
-    opened,
-    pipeline_named,
-    range_of,
-    show_preview,
-    start_spark,
-    time_of,
-    with_fields,
-)
 from ackline.errors import ConfigError, counted
+from ackline.forms.arguments import LAST, BackfillArguments, PartitionChoice, id_of, lane_of
+from ackline.forms.form import Entered
 from ackline.lane.adapters import Adapters
+from ackline.lane.ways_out import run
 from ackline.ledger.account import Account
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import Plan
-from ackline.pipeline.arguments import LAST, BackfillArguments, PartitionChoice, id_of, lane_of
-from ackline.pipeline.form import Entered
 from ackline.spark.master import chosen_master
 from ackline.tables.layout import noted_stop
 
@@ -89,8 +70,10 @@ class Session:
         """`--yes`, `--dry-run` and `--json`."""
         return self.yes, self.dry_run, self.as_json
 
-    def print_account(self, adapters: Adapters, found: Backfill) -> None:
-        """Prints the account of a lane."""
+    def print_account(self, adapters: Adapters) -> None:
+        """Prints the account of a lane that has begun."""
+        found = find_backfill(adapters.store)
+        assert found is not None
         turn = found.newest.turn
         text = account_text(self.name, turn.lane, found.account, adapters.now())
         formats.print_result(account_object(turn.lane, turn.epoch, found.account), text, self.as_json)
@@ -98,18 +81,18 @@ class Session:
 
 def backfill(
     values: Mapping[str, Any],
-    name: Name,
+    name: options.Name,
     wait: Wait = False,
     listed: List = False,
     cancelled: Cancel = None,
-    topic: Topics = None,
-    partition: Partitions = None,
-    offsets: Offsets = None,
+    topic: options.Topics = None,
+    partition: options.Partitions = None,
+    offsets: options.Offsets = None,
     no_breaker: NoBreaker = False,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    now: Now = None,
-    as_json: Json = False,
+    yes: options.Yes = False,
+    dry_run: options.DryRun = False,
+    now: options.Now = None,
+    as_json: options.Json = False,
 ) -> None:
     """Handle offsets again: of ranges, of a time, or of records that ended in some way. The group is left alone.
 
@@ -129,8 +112,11 @@ def backfill(
     elif cancelled is not None:
         _cancel(session, lane_of(cancelled), str(values["reason"] or ""))
     else:
-        chosen = (*(values["ranges"] or ()), *_ranges_of(name, choice_of(topic, partition), range_of(offsets)))
-        perform(session, request_of(Entered({**values, "ranges": chosen}, True), new_id(time_of(now))))
+        chosen = (
+            *(values["ranges"] or ()),
+            *_ranges_of(name, options.choice_of(topic, partition), options.range_of(offsets)),
+        )
+        perform(session, request_of(Entered({**values, "ranges": chosen}, True), new_id(options.time_of(now))))
 
 
 def _ranges_of(name: str, choice: PartitionChoice, offsets: OffsetRange | None) -> list[str]:
@@ -138,7 +124,7 @@ def _ranges_of(name: str, choice: PartitionChoice, offsets: OffsetRange | None) 
     either. Raises ConfigError for partitions or offsets whose topic or partition is not named."""
     topics = choice.topics
     if not topics and (choice.partitions or offsets is not None):
-        topics = tuple(pipeline_named(name).kafka.named_topics or ())
+        topics = tuple(options.pipeline_named(name).kafka.named_topics or ())
         if len(topics) != 1:
             raise ConfigError(f"{name} does not read one topic alone: give --topic too", key="--topic")
     if offsets is None:
@@ -158,15 +144,15 @@ def perform(session: Session, request: BackfillRequest) -> None:
     chosen_master()
     stored = _stored(session, request.lane) if request.has_id else None
     arguments = lane_arguments(session.name, request, stored)
-    pipeline = backfill_pipeline(pipeline_named(session.name), arguments, request.max_rate)
-    with opened(session.name, session.now, session.no_breaker, request.lane, pipeline=pipeline) as adapters:
+    pipeline = backfill_pipeline(options.pipeline_named(session.name), arguments, request.max_rate)
+    with options.opened(session.name, session.now, session.no_breaker, request.lane, pipeline=pipeline) as adapters:
         if _may_run(adapters, session, prepare(adapters, request, arguments), arguments):
             _run(adapters, session, request)
 
 
 def _stored(session: Session, lane: str) -> Backfill | None:
     """Returns the backfill as its tables have it; needs no handler and no broker."""
-    with opened(session.name, session.now, lane=lane, handler=False) as adapters:
+    with options.opened(session.name, session.now, lane=lane, handler=False) as adapters:
         return find_backfill(adapters.store)
 
 
@@ -175,22 +161,18 @@ def _may_run(adapters: Adapters, session: Session, prepared: PreparedBackfill, a
     choice, backfill_id = prepared.choice, prepared.request.id
     if choice is None and prepared.account.settled and not session.dry_run:
         return True  # nothing is left to confirm: the run finds nothing to read, and prints the account
-    show_preview(prepared.text, *session.modes)
-    if choice is None:
-        wanted = is_confirmed(f"Go on with backfill {backfill_id}?", session.yes, session.dry_run)
-    elif choice.offsets > adapters.pipeline.backfill.confirm_above:
-        question = f"Begin backfill {backfill_id}?"
-        wanted = is_confirmed_by_number(question, choice.offsets, session.yes, session.dry_run)
+    options.show_preview(prepared.text, *session.modes)
+    question = f"{'Go on with' if choice is None else 'Begin'} backfill {backfill_id}?"
+    if choice is not None and choice.offsets > adapters.pipeline.backfill.confirm_above:
+        wanted = options.is_confirmed_by_number(question, choice.offsets, session.yes, session.dry_run)
     else:
-        wanted = bool(choice.partitions) and is_confirmed(
-            f"Begin backfill {backfill_id}?", session.yes, session.dry_run
-        )
+        begins = choice is None or bool(choice.partitions)
+        wanted = begins and options.is_confirmed(question, session.yes, session.dry_run)
     if not wanted:
         formats.print_result(prepared.body(dry_run=True), "Nothing was changed.", session.as_json)
     elif choice is not None:
         begin_prepared(adapters, prepared, arguments)
-        resume = f"`ackline backfill {session.name} --id {backfill_id} --yes` goes on with it"
-        _note(f"backfill {backfill_id} has begun; {resume}")
+        _note(f"backfill {backfill_id} has begun; `{run(adapters.store)} --yes` goes on with it")
     return wanted
 
 
@@ -199,21 +181,15 @@ def _run(adapters: Adapters, session: Session, request: BackfillRequest) -> None
     left, noted = request.max_records, partial(noted_stop, adapters.store.folder, session.name, adapters.run_id)
     while True:
         with noted(adapters.now), tables.progress(session.as_json or is_quiet()) as on_progress:
-            run_backfill(
-                adapters,
-                partial(start_spark, adapters, on_progress),
-                left,
-                _note_plan,
-                on_progress,
-                request.reason,
-            )
+            start = partial(options.start_spark, adapters, on_progress)
+            run_backfill(adapters, start, left, _note_plan, on_progress, request.reason)
         found = find_backfill(adapters.store)
         assert found is not None
         if found.account.settled or not session.wait:
             break
         left = None  # --max-records bounds the first run; --wait is for all the rest
-        _sleep_until_due(found.account, adapters.now(), time.sleep)
-    session.print_account(adapters, found)
+        _sleep_until_due(found.account, adapters.now())
+    session.print_account(adapters)
 
 
 def _note_plan(plan: Plan, adopted: bool) -> None:
@@ -221,13 +197,13 @@ def _note_plan(plan: Plan, adopted: bool) -> None:
     _note(f"turn {plan.turn.n}{' (open, adopted)' * adopted}: {counted(offsets, 'offset')}")
 
 
-def _sleep_until_due(account: Account, now: datetime, sleep: Callable[[float], None]) -> None:
+def _sleep_until_due(account: Account, now: datetime) -> None:
     due = account.next_due
     seconds = POLL_SECONDS if due is None else max(1.0, (due - now).total_seconds())
     if account.pending[PendingKind.IN_FLIGHT]:  # an answer may come before the deadline
         seconds = min(seconds, POLL_SECONDS)
     _note(f"waiting {seconds:,.0f} s; Ctrl-C loses nothing")
-    sleep(seconds)
+    time.sleep(seconds)
 
 
 def new_id(now: datetime | None) -> str:
@@ -251,23 +227,21 @@ def _cancel(session: Session, lane: str, reason: str) -> None:
         )
     # With the lane's dead letters, for an open turn that can still be settled. No handler is called, so one that is not
     # allowed any more is no obstacle.
-    pipeline = backfill_pipeline(pipeline_named(name), replace(found.arguments, handler=None))
-    with opened(name, session.now, lane=lane, handler=False, pipeline=pipeline) as adapters:
+    pipeline = backfill_pipeline(options.pipeline_named(name), replace(found.arguments, handler=None))
+    with options.opened(name, session.now, lane=lane, handler=False, pipeline=pipeline) as adapters:
         left = sum(found.account.pending.values())
         text = f"Backfill {backfill_id} of {name}: {counted(left, 'offset')} would be skipped."
-        show_preview(text, *session.modes)
-        if not is_confirmed(f"Cancel backfill {backfill_id}?", session.yes, session.dry_run):
+        options.show_preview(text, *session.modes)
+        if not options.is_confirmed(f"Cancel backfill {backfill_id}?", session.yes, session.dry_run):
             body = prepared_object(lane, found.newest.turn.epoch, found.account, None, dry_run=True)
             formats.print_result(body, "Nothing was changed.", session.as_json)
             return
         cancel(adapters, reason)
-        found = find_backfill(adapters.store)
-        assert found is not None
-        session.print_account(adapters, found)
+        session.print_account(adapters)
 
 
 def _list(name: str, as_json: bool) -> None:
-    with opened(name, handler=False) as adapters:
+    with options.opened(name, handler=False) as adapters:
         found = backfills(adapters.store)
     if as_json:
         formats.print_json({"pipeline": name, "backfills": [backfill_object(each).dump() for each in found]})
@@ -285,11 +259,8 @@ def _list(name: str, as_json: bool) -> None:
         ]
         for each in found
     ]
-    out = tables.console()
-    if rows:
-        tables.print_table(out, None, columns, rows, ("id", "settled", "pending", "next due", "asked", "arguments"))
-    else:
-        out.print(f"{name} has no backfill.")
+    keep = ("id", "settled", "pending", "next due", "asked", "arguments")
+    tables.print_list(columns, rows, keep, f"{name} has no backfill.")
 
 
-COMMANDS = {"backfill": with_fields(FIELDS, backfill)}
+COMMANDS = {"backfill": options.with_fields(FIELDS, backfill)}

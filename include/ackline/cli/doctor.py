@@ -15,12 +15,15 @@ from typing import Annotated, Any
 import typer
 from packaging.requirements import Requirement
 
-from ackline.actions.status import Unreachable
+from ackline.answers.status import PartitionStatus, Unreachable, status_and_missing
 from ackline.backfill.perform import backfill_pipeline
 from ackline.backfill.run import backfills, standstill_of
 from ackline.cli import formats, tables
 from ackline.cli.options import Json, opened_to_read
+from ackline.delta.folder import prove_conditional_put
+from ackline.delta.object_store import is_remote
 from ackline.errors import AcklineError, ConfigError, FatalError, counted, did_you_mean
+from ackline.forms.scaffold import BREAKER
 from ackline.handler import DEFAULT_STREAM, SOURCE, Tier, imported, load_handler, tier_of
 from ackline.in_flight.ack_topic import checked_topic
 from ackline.kafka.cluster import TopicInfo
@@ -28,9 +31,11 @@ from ackline.kafka.config import brokers
 from ackline.kafka.registry import check_registry
 from ackline.lane.adapters import Adapters, topic_warnings
 from ackline.lane.rights import missing_rights, rights_text, topics_of_run
+from ackline.ledger.states import SOON
 from ackline.ledger.turns import Settlement
 from ackline.local.connection import uses_dev_broker
-from ackline.outputs.checks import check_outputs, older_copies_of_backfills
+from ackline.outputs.checks import check_outputs
+from ackline.outputs.expected import older_copies_of_backfills
 from ackline.pipeline.folder import LoadedFolder, audit_root, load_folder, make_handlers_importable, pipelines_folder
 from ackline.pipeline.functions import load_functions, load_step
 from ackline.pipeline.pipeline import Pipeline
@@ -38,11 +43,10 @@ from ackline.pipeline.streams import Stream, Translation
 from ackline.pipeline.topology import Step, Topology
 from ackline.scrub import scrub_address, texts_of_handler
 from ackline.spark.master import chosen_master, connect_server
-from ackline.tables.folder import prove_conditional_put
+from ackline.steps.plan import check_dead_letter_topic
+from ackline.tables.audit_table import AuditTable
 from ackline.tables.layout import all_lanes
-from ackline.tables.object_store import is_remote
 from ackline.tables.schemas import TABLES
-from ackline.tables.table import AuditTable
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 """The states of a check, from the best to the worst. A warning stops no run."""
@@ -79,7 +83,7 @@ def doctor(
     Examples: `ackline doctor`, `ackline doctor orders`, `ackline doctor --all --json`
     """
     if not every:
-        checks = list(examine(name))
+        checks = list(_each_once(examine(name)))
         if as_json:
             formats.print_json([{"check": check.name, "ok": check.ok, "detail": check.detail} for check in checks])
         else:
@@ -99,6 +103,15 @@ def doctor(
                 _print_checks(of_one)
     if not all(check.ok for check in checks):
         sys.exit(1)
+
+
+def _each_once(checks: Iterable[Check]) -> Iterator[Check]:
+    """Yields checks. One that fails for what an earlier one has named already refers to that one."""
+    failed = list[Check]()
+    for check in checks:
+        earlier = next((one for one in failed if check.detail in one.detail), None) if not check.ok else None
+        yield check if earlier is None else replace(check, detail=f"see {earlier.name}")
+        failed += [check] * (not check.ok)
 
 
 def _print_checks(checks: Iterable[Check]) -> None:
@@ -128,7 +141,7 @@ def examine_all() -> tuple[list[Check], dict[str, list[Check]]]:
     # A file that is refused is a pipeline of its own there, whose state is an error.
     machine = [*_machine(), replace(_pipelines(folder, loaded), ok=bool(loaded.pipelines or loaded.broken))]
     make_handlers_importable()
-    pipelines = {name: _alone(name) for name in loaded.pipelines}
+    pipelines = {name: list(_each_once(_alone(name))) for name in loaded.pipelines}
     pipelines |= {path.stem: [Check("pipeline file", False, str(error))] for path, error in loaded.broken.items()}
     return machine, dict(sorted(pipelines.items()))
 
@@ -138,7 +151,8 @@ def _alone(name: str) -> list[Check]:
     checks = list[Check]()
     try:
         with opened_to_read(name, needs_state=False) as (adapters, away):
-            for part in (_standstills(adapters, away), _code(adapters.pipeline), _broker(adapters, away)):
+            of_file = _code(adapters.pipeline), _breaker(adapters.pipeline)
+            for part in (_standstills(adapters, away), *of_file, _broker(adapters, away)):
                 checks += part
     except AcklineError as error:
         checks.append(Check(f"pipeline {name}", False, str(error)))
@@ -168,6 +182,7 @@ def examine(name: str | None) -> Iterator[Check]:
         yield from _machine()
         yield from _files(name)
         yield from _code(adapters.pipeline)
+        yield from _breaker(adapters.pipeline)
         yield from _broker(adapters, away)
 
 
@@ -303,6 +318,16 @@ def _code(pipeline: Pipeline) -> Iterator[Check]:
             yield from map(partial(Check, "streams", True), _unknown_streams(pipeline, topology))
 
 
+def _breaker(pipeline: Pipeline) -> Iterator[Check]:
+    """Yields a warning for a pipeline without a breaker."""
+    if pipeline.breaker is None:
+        text = (
+            "without the key `breaker` each record that a bad deploy fails uses up an attempt, and may die; write "
+            f"`breaker: {BREAKER}`, and such a turn is void"
+        )
+        yield Check("breaker", True, f"{_WARNING}{text}")
+
+
 def _unknown_streams(pipeline: Pipeline, topology: Topology) -> Iterator[str]:
     """Yields a warning for each stream that a step or an output takes, and whose name does not stand in the source of
     the handler that would have to emit it. A handler may make up the name, so it is no error."""
@@ -364,6 +389,7 @@ def _broker(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
             for lane, why in older_copies_of_backfills(adapters.store).items():
                 yield Check(f"outputs of {lane}", False, why)
         yield from _warnings(adapters, wanted)
+        yield from _retention(adapters)
         members = adapters.group.members()
         detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"
         yield Check(f"group {pipeline.kafka.group_id}", not members, detail)
@@ -389,12 +415,17 @@ def _topic(adapters: Adapters, topic: str, found: TopicInfo | None, of_ours: boo
         return Check(f"topic {topic}", waits or not gone, detail)
     remedy = "correct its name or the connection, or create it"
     if topic == pipeline.dead_letter_topic:
-        remedy = "create it, or write `dead_letter: none`"
-    elif waits:
+        return _check(f"topic {topic}", partial(_dead_letter_topic, adapters, topic))
+    if waits:
         remedy = "it is read once it exists (`missing_topics: wait`)"
     elif not of_ours:
         remedy += ", or write `missing_topics: wait`"
     return Check(f"topic {topic}", waits, f"missing; {remedy}{did_you_mean(topic, adapters.cluster.names())}")
+
+
+def _dead_letter_topic(adapters: Adapters, topic: str) -> str:
+    check_dead_letter_topic(adapters)
+    return f"{topic} exists"
 
 
 def _ack_topic(adapters: Adapters, topic: str) -> str:
@@ -411,6 +442,25 @@ def _warnings(adapters: Adapters, topics: Iterable[str]) -> Iterator[Check]:
         found.append(f"retention and cleanup policy of the topics could not be read: {error}")
     for text in found:
         yield Check("settings", True, f"{_WARNING}{text}")
+
+
+def _retention(adapters: Adapters) -> Iterator[Check]:
+    """Yields a warning if retention takes records that are not settled within a day."""
+    limit, partitions = adapters.now() + SOON, list[PartitionStatus]()
+    if _newest(adapters) is not None:
+        with suppress(AcklineError):  # why it can't be read, another check says
+            partitions = status_and_missing(adapters)[0]
+    near = [(each.retention_eta, each) for each in partitions if each.retention_eta and each.retention_eta <= limit]
+    if not near:
+        return
+    at, first = min(near, key=lambda found: found[0])
+    others = f", and of {counted(len(near) - 1, 'more partition')} within a day" if len(near) > 1 else ""
+    yield Check(
+        "retention", True,
+        f"{_WARNING}retention may take offset {first.floor} of {first.topic}[{first.partition}], which is not settled, "
+        f"from {at:%Y-%m-%d %H:%M:%S} UTC on{others}; raise retention.ms, or run more often: `ackline explain "
+        f"{adapters.pipeline.name} {first.topic} {first.partition}` names what holds it",
+    )  # fmt: skip
 
 
 COMMANDS = {"doctor": doctor}

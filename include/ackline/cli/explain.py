@@ -2,29 +2,31 @@
 it."""
 
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from ackline.actions.dead import diff_lanes, diff_object
-from ackline.actions.explain import (
+from ackline.actions.objects import JsonObject
+from ackline.answers.dead import diff_lanes, diff_object
+from ackline.answers.explain import (
     ExplanationsObject,
     OffsetExplanationObject,
     PartitionExplanationObject,
     explain_partitions,
     explain_record,
 )
-from ackline.actions.standstill import StandsStill
-from ackline.actions.status import Unreachable, UnreachableObject
+from ackline.answers.status import OpenTurn, OpenTurnObject, UnreachableObject, open_turn_of
 from ackline.backfill.run import standstill_of
 from ackline.cli import formats, tables
 from ackline.cli.options import Json, Lane, Name, Now, end_unreachable, opened, opened_to_read
+from ackline.cli.status import open_turn_lines
 from ackline.errors import ConfigError, counted
+from ackline.forms.arguments import LAST
 from ackline.ledger.account import Result
 from ackline.ledger.explain import OffsetExplanation, PartitionExplanation, attempt_sentence
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE
-from ackline.pipeline.arguments import LAST
 
 Topic = Annotated[str | None, typer.Argument(help="The topic.", show_default=False)]
 Partition = Annotated[int | None, typer.Argument(help="The partition.", min=0, max=2**31 - 1, show_default=False)]
@@ -44,62 +46,62 @@ def explain(
 ) -> None:
     """Explain in a sentence what holds the floor of a partition, or what became of one offset.
 
-    Of a partition it also prints what retention takes next. Without a topic it explains the partitions with the largest
-    lag.
+    Of a partition it also prints what retention takes next, and the open turn of the lane with the process that replays
+    it. Without a topic it explains the partitions with the largest lag.
 
     Examples: `ackline explain orders`, `ackline explain orders orders 3`, `ackline explain orders orders 3 1041`
     """
     if topic is not None and partition is None:
         raise ConfigError("explain: give a partition after the topic, e.g. `orders 3`", key="PARTITION")
     tp = None if topic is None or partition is None else TopicPartition(topic, partition)
+    found: OffsetExplanation | list[PartitionExplanation]
+    open_turn: OpenTurn | None = None
     with opened_to_read(name, now, lane) as (adapters, away):
-        reads_broker = away is None
-        standing = standstill_of(adapters, reads_broker)
+        standing = standstill_of(adapters, away is None)
         if tp is not None and offset is not None:
-            record = explain_record(adapters, tp, offset, standing, reads_broker)
-            _print_record(record, adapters.pipeline.steps is not None, standing, away, as_json)
+            found = explain_record(adapters, tp, offset, standing, away is None)
         else:
-            explanations = explain_partitions(adapters, tp, standing, reads_broker)
-            _print_partitions(name, explanations, tp is not None, standing, away, as_json)
+            found, open_turn = explain_partitions(adapters, tp, standing, away is None), open_turn_of(adapters)
+        time_now = adapters.now()
+    of_lane: dict[str, Any] = {"stands_still": standing, "unreachable": UnreachableObject.of(away)}
+    if open_turn is not None:
+        of_lane["open_turn"] = OpenTurnObject.of(open_turn)
+    if as_json:
+        formats.print_json(_object(name, found, tp is not None, of_lane))
+    else:
+        out = tables.console()
+        tables.print_standstill(out, standing, away)
+        if isinstance(found, OffsetExplanation):
+            _print_record(out, found, adapters.pipeline.steps is not None)
+        else:
+            _print_partitions(out, found, tp is not None)
+            tables.print_lines(out, open_turn_lines(open_turn, time_now) if open_turn is not None else [])
     end_unreachable(away, as_json)
 
 
-def _print_record(
-    record: OffsetExplanation, has_steps: bool, standing: StandsStill | None, away: Unreachable | None, as_json: bool
-) -> None:
-    if as_json:
-        found = OffsetExplanationObject.model_validate(record)
-        more = {"stands_still": standing, "unreachable": UnreachableObject.of(away)}
-        formats.print_json(found.model_copy(update=more))
-        return
-    out = tables.console()
-    tables.print_standstill(out, standing, away)
+def _object(
+    name: str, found: OffsetExplanation | list[PartitionExplanation], single: bool, of_lane: dict[str, Any]
+) -> JsonObject:
+    if isinstance(found, OffsetExplanation):
+        return OffsetExplanationObject.model_validate(found).model_copy(update=of_lane)
+    every = tuple(PartitionExplanationObject.of(explanation, **of_lane) for explanation in found)
+    return every[0] if single else ExplanationsObject(pipeline=name, partitions=every, **of_lane)
+
+
+def _print_record(out: Console, record: OffsetExplanation, has_steps: bool) -> None:
     tables.print_lines(out, [record.sentence])
     if has_steps:
         tables.print_lines(out, filter(None, map(attempt_sentence, record.events)))
     if record.events:
-        columns = ["epoch", "turn", "attempt", "outcome", "error_class", "at", "run_id"]
+        columns = ["epoch", "turn", "attempt", "outcome", "error_class", "at", "error_place", "run_id"]
         rows = [
-            [e.epoch, e.turn, e.attempt or None, e.outcome.value, e.error_class, e.at, e.run_id] for e in record.events
+            [e.epoch, e.turn, e.attempt or None, e.outcome.value, e.error_class, e.at, e.error_place, e.run_id]
+            for e in record.events
         ]
-        tables.print_table(out, None, columns, rows, columns[1:6])
+        tables.print_table(out, None, columns, rows, columns[1:7])
 
 
-def _print_partitions(
-    name: str,
-    explanations: list[PartitionExplanation],
-    single: bool,
-    standing: StandsStill | None,
-    away: Unreachable | None,
-    as_json: bool,
-) -> None:
-    if as_json:
-        every = tuple(PartitionExplanationObject.of(explanation, standing, away) for explanation in explanations)
-        of_lane = {"stands_still": standing, "unreachable": UnreachableObject.of(away)}
-        formats.print_json(every[0] if single else ExplanationsObject(pipeline=name, partitions=every, **of_lane))
-        return
-    out = tables.console()
-    tables.print_standstill(out, standing, away)
+def _print_partitions(out: Console, explanations: list[PartitionExplanation], single: bool) -> None:
     tables.print_lines(out, [explanation.sentence for explanation in (explanations if single else explanations[:MOST])])
     if not explanations:
         out.print("The lane has no partition yet.")

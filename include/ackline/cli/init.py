@@ -15,19 +15,19 @@ from typing import Annotated, Any
 
 import typer
 
-from ackline.actions.survey import GroupSurvey, survey_group, survey_topic, topic_names
+from ackline.answers.survey import GroupSurvey, survey_group, survey_topic, topic_names
 from ackline.cli import formats, tables
-from ackline.cli.options import DryRun, Json, Yes, is_confirmed
+from ackline.cli.options import DryRun, Json, Yes, is_confirmed, refused
 from ackline.errors import ConfigError, counted
+from ackline.forms.connections import find_connection, variable_of
+from ackline.forms.scaffold import Scaffold, name_for, text_of_handler, text_of_pipeline, text_of_test
 from ackline.kafka.registry import without_registry_settings
 from ackline.ledger.offsets import TopicPartition
 from ackline.local.connection import dev_bootstrap
-from ackline.pipeline.connections import find_connection, variable_of
 from ackline.pipeline.field_types import topic_name
 from ackline.pipeline.folder import conflicts, handlers_folder, load_folder, pipelines_folder, project_root
 from ackline.pipeline.pipeline import load
 from ackline.pipeline.properties import broker_addresses, properties_of_connection, without_own_settings
-from ackline.pipeline.scaffold import Scaffold, name_for, text_of_handler, text_of_pipeline, text_of_test
 
 Broker = Annotated[
     str | None,
@@ -56,10 +56,8 @@ def init(
     if topic is None:
         names = ", ".join(topic_names(connection)[:20]) or "none"
         raise ConfigError(f"--topic is missing: name the topic to read. The broker has: {names}", key="--topic")
-    try:
+    with refused("--topic"):
         survey = survey_topic(connection, topic_name(topic))
-    except ValueError as error:
-        raise ConfigError(f"--topic: {error}", key="--topic") from None
     pipeline = name or name_for(topic)
     scaffold = Scaffold(
         pipeline, (topic,), group or f"{pipeline}-replay", bootstrap_servers,
@@ -126,10 +124,8 @@ def adopt(
 
 def _connection(bootstrap_servers: str | None) -> Mapping[str, Any]:
     if bootstrap_servers is not None:
-        try:
+        with refused("--bootstrap-servers"):
             return {"bootstrap.servers": broker_addresses(bootstrap_servers)}
-        except ValueError as error:
-            raise ConfigError(f"--bootstrap-servers: {error}", key="--bootstrap-servers") from None
     connection = find_connection(CONNECTION, "--bootstrap-servers")
     if connection is not None:
         return without_registry_settings(without_own_settings(properties_of_connection(CONNECTION, connection.extra)))

@@ -15,7 +15,7 @@ from ackline.errors import ConfigError, FatalError
 from ackline.pipeline.folder import audit_root
 
 if TYPE_CHECKING:
-    from ackline.tables.maintenance import TornFile
+    from ackline.actions.maintain import TornFile
 
 Repair = Annotated[bool, typer.Option("--repair", help="Only remove torn files of the tables' logs.")]
 
@@ -40,32 +40,28 @@ def maintain(
         raise ConfigError(
             "--dry-run belongs to --repair: without that, no row changes. Nothing was done", key="--dry-run"
         )
-    from ackline.tables import maintenance
+    from ackline.actions.maintain import maintain as maintain_all
 
-    maintained = maintenance.maintain(audit_root())
+    maintained = maintain_all(audit_root())
     if as_json:
         formats.print_json([asdict(table) for table in maintained])
         return
     columns = ["pipeline", "lane", "table", "files before", "files", "compacted", "busy", "removed", "version"]
     shown = attrgetter("pipeline", "lane", "table", "files_before", "files", "compacted", "busy", "removed", "version")
-    rows = list(map(shown, maintained))
-    out = tables.console()
-    if rows:
-        tables.print_table(out, None, columns, rows, ("pipeline", "lane", "table", "files before", "files", "removed"))
-    else:
-        out.print("There are no tables yet.")
+    keep = ("pipeline", "lane", "table", "files before", "files", "removed")
+    tables.print_list(columns, list(map(shown, maintained)), keep, "There are no tables yet.")
 
 
 def _repair(as_json: bool, yes: bool, dry_run: bool) -> None:
-    from ackline.tables import maintenance as repair
+    from ackline.actions import maintain as maintenance
 
-    torn = repair.torn_files(audit_root())
+    torn = maintenance.torn_files(audit_root())
     removable = [file for file in torn if file.removable]
     if not as_json and (dry_run or not yes or not removable):
         _print_torn(torn, "may be removed")
     done = bool(removable) and options.is_confirmed(f"Remove {len(removable)} torn files?", yes, dry_run)
     if done:
-        torn = repair.repair(audit_root())
+        torn = maintenance.repair(audit_root())
     if as_json:
         files = [{**asdict(file), "removed": done and file.removable} for file in torn]
         formats.print_json({"torn": files, "dry_run": dry_run})

@@ -17,18 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ackline.actions.form import LANE, OFFSETS
-from ackline.actions.status import Unreachable
+from ackline.answers.status import Unreachable
 from ackline.cli.notices import notice
 from ackline.cli.tables import RunProgress
 from ackline.errors import AcklineError, ConfigError
-from ackline.lane.adapters import Adapters, new_run_id, open_adapters
-from ackline.ledger.offsets import OffsetRange
-from ackline.ledger.turns import LIVE
-from ackline.local.connection import connection_of
-from ackline.pipeline.arguments import PartitionChoice, id_of, parse_moment, parse_offsets
-from ackline.pipeline.field_types import parse_time
-from ackline.pipeline.folder import find_pipeline, make_handlers_importable, pipelines_folder
-from ackline.pipeline.form import (
+from ackline.forms.arguments import PartitionChoice, id_of, parse_moment, parse_offsets
+from ackline.forms.form import (
     ERROR_CLASS,
     MAX_RECORDS,
     ONLY_RETRIES,
@@ -40,6 +34,12 @@ from ackline.pipeline.form import (
     RunRequest,
     run_request,
 )
+from ackline.lane.adapters import Adapters, new_run_id, open_adapters
+from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.turns import LIVE
+from ackline.local.connection import connection_of
+from ackline.pipeline.field_types import parse_time
+from ackline.pipeline.folder import find_pipeline, make_handlers_importable, pipelines_folder
 from ackline.pipeline.functions import check_functions
 from ackline.pipeline.pipeline import Pipeline
 from ackline.spark.master import chosen_master, connect_server
@@ -105,7 +105,12 @@ Name = Annotated[str, typer.Argument(help="The pipeline: the `name` in its file.
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")]
 Now = Annotated[
     str | None,
-    typer.Option("--now", help="Use this time instead of the clock, e.g. 2026-01-31T12:00:00Z.", show_default=False),
+    typer.Option(
+        "--now",
+        help="Use this time instead of the clock, e.g. 2026-01-31T12:00:00Z.",
+        show_default=False,
+        rich_help_panel="For tests",
+    ),
 ]
 
 
@@ -177,12 +182,19 @@ _TYPES: Mapping[FieldType, Any] = {
 }
 
 
+@contextmanager
+def refused(option: str, shown: str | None = None, ending: str = "") -> Iterator[None]:
+    """Raises ConfigError that names an option, or `shown`, for a ValueError about its value."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{shown or option}: {error}{ending}", key=option) from None
+
+
 def time_of(now: str | None) -> datetime | None:
     """Returns `--now` as an aware time. Raises ConfigError for a text that is not a time, or has no zone."""
-    try:
+    with refused("--now"):
         return None if now is None else parse_time(now)
-    except ValueError as error:
-        raise ConfigError(f"--now: {error}", key="--now") from None
 
 
 def moment_of(text: str | None, option: str, now: str | None = None) -> datetime | None:
@@ -190,14 +202,12 @@ def moment_of(text: str | None, option: str, now: str | None = None) -> datetime
 
     Raises ConfigError for a text that is neither an ISO 8601 time with a zone nor a duration such as `2h ago`.
     """
-    try:
+    with refused(option):
         return None if text is None else parse_moment(text, time_of(now) or datetime.now(UTC))
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}; a time ago is written as in `2h ago`", key=option) from None
 
 
 def range_of(text: str | None) -> OffsetRange | None:
-    """Returns `--offsets`, as `A:B`, `A:`, `:B` or a single `A`. Raises ConfigError for any other text."""
+    """Returns `--offsets`, as `A:B` or `A-B`, `A:`, `:B` or a single `A`. Raises ConfigError for any other text."""
     try:
         return None if text is None else parse_offsets(text)
     except ValueError as error:
@@ -208,10 +218,8 @@ def range_of(text: str | None) -> OffsetRange | None:
 
 def choice_of(topics: Sequence[str] | None, partitions: Sequence[int] | None) -> PartitionChoice:
     """Returns the partitions that `--topic` and `--partition` name. Raises ConfigError for what is no topic's name."""
-    try:
+    with refused("--topic"):
         return PartitionChoice(tuple(dict.fromkeys(topics or ())), tuple(dict.fromkeys(partitions or ())))
-    except ValueError as error:
-        raise ConfigError(f"--topic: {error}", key="--topic") from None
 
 
 def actor() -> str:
@@ -245,10 +253,10 @@ def opened(
     pipeline = pipeline or pipeline_named(name)
     if handler:
         check_functions(*pipeline.functions)
-    connection = connection_of(pipeline)
     with open_adapters(
-        pipeline, connection, run_id=new_run_id("cli"), actor=actor(), now=time, no_breaker=no_breaker, lane=lane
-    ) as adapters:
+        pipeline, connection_of(pipeline), run_id=new_run_id("cli"), actor=actor(), now=time, no_breaker=no_breaker,
+        lane=lane,
+    ) as adapters:  # fmt: skip
         yield adapters
 
 

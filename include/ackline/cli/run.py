@@ -11,11 +11,14 @@ from ackline.cli import formats, tables
 from ackline.cli.account import account_lines, failure_lines
 from ackline.cli.notices import Verbosity, is_quiet, notice
 from ackline.cli.options import Json, Name, Now, opened, request_of, start_spark, with_fields
+from ackline.errors import ConfigError, counted
+from ackline.forms.form import EVERYTHING, RUN_FIELDS, RunRequest
 from ackline.lane.adapters import Adapters
+from ackline.lane.ways_out import void_advice
 from ackline.ledger.answers import counts_text
+from ackline.ledger.offsets import count
 from ackline.ledger.turns import LIVE, Plan
 from ackline.local.connection import uses_dev_broker
-from ackline.pipeline.form import RUN_FIELDS
 from ackline.pipeline.pipeline import Pipeline
 from ackline.spark.master import chosen_master
 
@@ -27,14 +30,39 @@ def note_dev_broker(pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
         notice(f"the connection {name} is not defined here: using the broker of `ackline dev` at {address}")
 
 
-def _warn_once(adapters: Adapters) -> Callable[[Plan, bool], None]:
-    """Returns a function that prints the warnings about the settings at the first plan, on standard error."""
+def _ignored_limits(request: RunRequest, plan: Plan) -> str | None:
+    """Returns which limits of a run can't apply to a plan that is open already, and what to do; None if all apply.
+
+    The offsets of a plan are decided. A run without limits, and one that repeats those of the plan, carries it out.
+    """
+    planned_for = RunRequest.of_plan(plan.settings)
+    if request in (EVERYTHING, planned_for):
+        return None
+    rows = [planned for planned in plan.partitions.values() if not planned.empty]
+    offsets = sum(len(planned.fresh) + count(planned.retries) for planned in rows)
+    return (
+        f"{plan.turn} is open, and {request.shown()} can't apply to it: it was planned at {plan.planned_at:%FT%TZ} for "
+        f"{counted(offsets, 'offset')} of {counted(len(rows), 'partition')}, "
+        f"{f'with {shown}' if (shown := planned_for.shown()) else 'without limits'}. Run the turn as it was planned: "
+        f"give --yes. {void_advice(plan.turn)}"
+    )
+
+
+def _on_plan(adapters: Adapters, yes: bool = False) -> Callable[[Plan, bool], None]:
+    """Returns a function that raises ConfigError for an adopted plan to which the limits of the run can't apply, and
+    prints the warnings about the settings at the first plan, on standard error. With `yes` the former are one of these.
+    """
     from ackline.lane.adapters import run_warnings
 
     warned = False
 
-    def warn(plan: Plan, _adopted: bool) -> None:
+    def warn(plan: Plan, adopted: bool) -> None:
         nonlocal warned
+        ignored = _ignored_limits(adapters.request, plan) if adopted else None
+        if ignored is not None and not yes:
+            raise ConfigError(ignored, key=adapters.request.shown().split()[0])
+        if ignored is not None:
+            notice(f"warning: {adapters.request.shown()} does not apply to {plan.turn}, which was open already")
         for text in [] if warned else run_warnings(adapters, {tp.topic for tp in plan.partitions}):
             notice(f"warning: {text}")
         warned = True
@@ -53,14 +81,17 @@ def run(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Do not wait for another run that replays the same turn.")
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Run an open turn as it was planned, although the limits can't apply to it.")
+    ] = False,
 ) -> None:
     """Run a pipeline once: plan, replay and settle.
 
     A run in which records failed still succeeds, because they wait for their retry. Run it again when they are due. If
     another run replays the open turn, this one waits until that ends, or has not renewed its lease for a minute.
 
-    `--topic`, `--partition`, `--max-records` and `--only-retries` let it read less. A turn that is open already keeps
-    what it was planned for.
+    `--topic`, `--partition`, `--max-records` and `--only-retries` let it read less. They can't apply to a turn that is
+    open already, which is refused without `--yes`: with it, the turn keeps what it was planned for.
 
     Examples: `ackline run orders`, `ackline run orders --json | tail -1`, `ackline run orders --partition 3`
     """
@@ -78,7 +109,7 @@ def run(
             adapters = replace(adapters, lease=replace(adapters.lease, when_held=WhenHeld.TAKE_OVER))
         store, run_id = adapters.store, adapters.run_id
         with noted_stop(store.folder, name, run_id, adapters.now):
-            ran = runs.run(adapters, lambda: start_spark(adapters, on_progress), _warn_once(adapters), on_progress)
+            ran = runs.run(adapters, lambda: start_spark(adapters, on_progress), _on_plan(adapters, yes), on_progress)
     if as_json:
         formats.print_json(run_object(ran, store).dump())
         return
@@ -107,7 +138,7 @@ def plan(values: Mapping[str, Any], name: Name, as_json: Json = False, now: Now 
         adapters = replace(adapters, request=request_of(adapters, values))
         found = preview(adapters)
         if found.plan:
-            _warn_once(adapters)(found.plan, found.adopted)
+            _on_plan(adapters, yes=True)(found.plan, found.adopted)
     if as_json:
         formats.print_json(plan_object(name, LIVE, found).dump())
         return

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ackline.actions.standstill import StandsStill
-from ackline.actions.status import PartitionStatus, Unreachable
+from ackline.answers.status import PartitionStatus, Unreachable
+from ackline.lane.ways_out import StandsStill
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.metrics import StepFigures, mean_and_max
 from ackline.ledger.offsets import TopicPartition, count
-from ackline.ledger.turns import Plan, Settlement, TurnId, TurnKind, worst_partitions
+from ackline.ledger.turns import Plan, Settlement, TurnId, worst_partitions
 
 WORST = 10
 """How many partitions the table of a turn lists."""
@@ -65,12 +65,28 @@ def print_table(
 
     `keep` names columns by importance, before all others. What is not printed to a terminal has all columns.
     """
-    rows = list(rows)
-    chosen = fitting_columns(columns, rows, keep, out.width if out.file.isatty() else sys.maxsize)
-    out.print(table(title, [columns[index] for index in chosen], [[row[index] for index in chosen] for row in rows]))
-    left_out = [name for index, name in enumerate(columns) if index not in chosen and _has_value(rows, index)]
+    shown, left_out = _fitting(title, columns, list(rows), keep, out.width if out.file.isatty() else sys.maxsize)
+    out.print(shown)
     if left_out:
-        out.print(f"Not shown in {out.width} columns: {', '.join(left_out)}. A wider terminal shows more.")
+        out.print(f"Not shown in {out.width} columns: {left_out}. A wider terminal shows more.")
+
+
+def _fitting(
+    title: str | None, columns: Sequence[str], rows: Sequence[Sequence[Any]], keep: Sequence[str], width: int
+) -> tuple[Table, str]:
+    """Returns a table with the columns that fit into `width`, and the names of those with a value that do not."""
+    chosen = fitting_columns(columns, rows, keep, width)
+    shown = table(title, [columns[index] for index in chosen], [[row[index] for index in chosen] for row in rows])
+    left_out = [name for index, name in enumerate(columns) if index not in chosen and _has_value(rows, index)]
+    return shown, ", ".join(left_out)
+
+
+def print_list(columns: Sequence[str], rows: Sequence[Sequence[Any]], keep: Sequence[str], empty: str) -> None:
+    """Prints a table without a title as `print_table` does; `empty` where it has no row."""
+    if rows:
+        print_table(console(), None, columns, rows, keep)
+    else:
+        console().print(empty)
 
 
 def print_standstill(out: Console, standing: StandsStill | None, away: Unreachable | None = None) -> None:
@@ -108,7 +124,7 @@ def print_plan(out: Console, plan: Plan, adopted: bool) -> None:
         ]
         for tp, planned in sorted(plan.partitions.items())
     ]
-    kind = "" if plan.kind is TurnKind.RUN else f"{plan.kind}, "
+    kind = "" if plan.kind.replays else f"{plan.kind}, "
     title = f"{turn_text(plan.turn)} of {plan.turn.pipeline}: {kind}{state}"
     columns = ["partition", "fresh", "offsets", "retries", "floor", "log end", "why"]
     shown = columns if _has_value(rows, -1) else columns[:-1]
@@ -207,11 +223,9 @@ def fitting_table(
 ) -> Table:
     """Returns a table with as many columns as fit into `width`; `keep` names them by importance. Below it stands which
     columns with a value are left out."""
-    chosen = fitting_columns(columns, rows, keep, width)
-    fitting = table(title, [columns[index] for index in chosen], [[row[index] for index in chosen] for row in rows])
-    left_out = [name for index, name in enumerate(columns) if rows and index not in chosen and _has_value(rows, index)]
-    if left_out:
-        fitting.caption = f"Not shown in {width} columns: {', '.join(left_out)}. --json shows all."
+    fitting, left_out = _fitting(title, columns, rows, keep, width)
+    if rows and left_out:
+        fitting.caption = f"Not shown in {width} columns: {left_out}. --json shows all."
         fitting.caption_justify = "left"
     return fitting
 
@@ -282,8 +296,8 @@ def print_status(out: Console, pipeline: str, partitions: Sequence[PartitionStat
 
 
 def worst_first(partitions: Iterable[PartitionStatus]) -> list[PartitionStatus]:
-    """Returns the partitions, the worst first: those that runs stop at or leave alone, then by lag."""
-    return sorted(partitions, key=lambda p: (p.why is None, -(p.lag or 0), p.topic, p.partition))
+    """Returns the partitions, the worst state first, then the largest lag."""
+    return sorted(partitions, key=lambda p: (p.state.rank, -(p.lag or 0), p.topic, p.partition))
 
 
 def _status_row(status: PartitionStatus) -> list[Any]:
@@ -301,7 +315,7 @@ def _status_row(status: PartitionStatus) -> list[Any]:
         None if status.lag_seconds is None else round(status.lag_seconds),
         status.totals["acked"],
         status.totals["dead"],
-        status.why or "",
+        f"{status.state}: {status.why}" if status.why and status.why != status.state else status.state.value,
     ]
 
 

@@ -15,11 +15,11 @@ from ackline.kafka.cluster import TopicInfo
 from ackline.kafka.exact import Found, Gone
 from ackline.lane.adapters import Adapters
 from ackline.lane.log_checks import truncated_partitions
+from ackline.lane.ways_out import start_over
 from ackline.ledger.answers import Token
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import AckPosition, Settlement
-from ackline.pipeline.arguments import id_of
 
 _NAMED = 5
 """How many partitions a warning names."""
@@ -83,13 +83,10 @@ def checked_topic(adapters: Adapters, topic: str) -> TopicInfo:
 
 def _way_out(adapters: Adapters) -> str:
     """Returns what an operator does who gives the ack topic up while records are in flight."""
-    name, lane = adapters.pipeline.name, adapters.store.lane
+    way_out = start_over(adapters.store)
     if not adapters.commits:
-        return f"Or end the backfill with `ackline backfill {name} --cancel {id_of(lane)}`"
-    return (
-        f"To go on without it, take `ack_topic` out of the file and begin a new epoch with `ackline reset {name} --to "
-        f"floor --reason …`, which reads again what is in flight"
-    )
+        return f"Or {way_out}"
+    return f"To go on without it, take `ack_topic` out of the file and {way_out}, which reads again what is in flight"
 
 
 def unread_answers(adapters: Adapters, newest: Settlement) -> AnswerRange | None:

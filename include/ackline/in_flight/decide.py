@@ -16,7 +16,7 @@ from ackline.errors import ConfigError
 from ackline.in_flight.ack_topic import AnswerRange, expired_warnings, range_to_read, read_answers
 from ackline.kafka.exact import Found, Gone
 from ackline.lane.adapters import Adapters
-from ackline.lane.claim import void_advice
+from ackline.lane.ways_out import advises_void, void_advice
 from ackline.ledger.answers import SKIPPED_IN_TREE, Answer, Applied, Ignored, Keys, Token, parse_answer, parse_token
 from ackline.ledger.fold import PartitionState, PendingKind
 from ackline.ledger.offsets import Int64s, TopicPartition
@@ -41,11 +41,8 @@ def answers_of_turn(adapters: Adapters, plan: Plan, position: AckPosition) -> An
             f"turn is settled. {void_advice(plan.turn)}",
             key="ack_topic",
         )
-    try:
+    with advises_void(plan.turn, ConfigError):
         return range_to_read(adapters, position)
-    except ConfigError as error:
-        error.add_advice(void_advice(plan.turn))
-        raise
 
 
 def decide_answers(

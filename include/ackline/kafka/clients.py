@@ -8,8 +8,9 @@ is False for NOT_COORDINATOR, and for each request without an answer.
 import contextlib
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
@@ -43,11 +44,11 @@ DAMAGED = frozenset({"_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG"})
 _LOGIN = frozenset({"_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM",
                     "ILLEGAL_SASL_STATE"})  # fmt: skip
 _UNANSWERED = frozenset({"_TIMED_OUT", "_MSG_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_FATAL"})
-"""Errors that do not name why. After a fatal error a producer gives each message the error `_FATAL`."""
+"""Errors that name no cause. After a fatal error a producer gives each message the error `_FATAL`."""
 
 
 def kafka_error(raised: BaseException) -> KafkaError | None:
-    """Returns the KafkaError inside an exception of the client; `_TIMED_OUT` for a future that got no answer; or
+    """Returns the KafkaError inside an exception of the client, `_TIMED_OUT` for a future without an answer, or
     None."""
     if isinstance(raised, TimeoutError):
         return KafkaError(KafkaError._TIMED_OUT)
@@ -56,29 +57,24 @@ def kafka_error(raised: BaseException) -> KafkaError | None:
 
 
 def is_transient(error: KafkaError) -> bool:
-    """Whether the same request may succeed later."""
+    """Returns whether the same request may succeed later."""
     return error.name() in _TRANSIENT or (error.retriable() and error.name() not in NOT_FOUND)
 
 
 def is_login_failure(error: KafkaError) -> bool:
-    """Whether the broker refused the login or the client's certificate, or the client that of the broker, or there is
-    no token."""
+    """Returns whether a login failed: the broker refused it or the client's certificate, the client refused the
+    broker's certificate, or there is no token."""
     return error.name() in _LOGIN or refuses_certificate(error.str())
 
 
-def is_denied(error: KafkaError) -> bool:
-    """Whether the login lacks a right."""
-    return is_denial(error.name())
-
-
 def is_denial(name: str) -> bool:
-    """Whether an error of this name means that the login lacks a right."""
+    """Returns whether an error of this name means that the login lacks a right."""
     return name.endswith("AUTHORIZATION_FAILED")
 
 
 def operations_of(described: Any) -> frozenset[str] | None:
-    """Returns what the login may do with a topic or a group that was described, as `READ`; None if that is not known: a
-    broker without an authorizer allows everything, and an old one does not say."""
+    """Returns what the login may do with a described topic or group, such as `READ`; None if the broker does not return
+    it: one without an authorizer allows everything, and an old one has no such answer."""
     found = getattr(described, "authorized_operations", None)
     return frozenset(operation.name for operation in found) if found else None
 
@@ -96,7 +92,7 @@ class LastError:
         self._last: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
-        if is_login_failure(error) or is_denied(error):
+        if is_login_failure(error) or is_denial(error.name()):
             self._refusal = error
         if error.name() != "_ALL_BROKERS_DOWN":
             self._last = error
@@ -104,7 +100,7 @@ class LastError:
     @property
     def denied(self) -> bool:
         """Whether the broker has refused a request because the login lacks a right."""
-        return self._refusal is not None and is_denied(self._refusal)
+        return self._refusal is not None and is_denial(self._refusal.name())
 
     @property
     def connection(self) -> str:
@@ -155,7 +151,7 @@ def ackline_error(
         if failure := login_failure(reason, config):
             reason, advice, transient = failure
             kind = TransientError if transient else FatalError
-    elif is_denied(cause):
+    elif is_denial(cause.name()):
         right = right or (f"Read on topic {tp.topic}" if tp is not None else "a right")
         kind, advice = MissingRights, f"{login_text(config)} lacks {right}: grant it; {SETTINGS_PAGE} lists the rights"
     elif is_transient(cause):
@@ -196,6 +192,21 @@ DENSE_FETCH: Mapping[str, object] = {
 }
 """Fetch settings for offsets close together: throughput, without running far ahead of the reader."""
 
+
+class Closing(ABC):
+    """Has connections, which `close` closes, as the end of a `with` block does."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the connections. May be called repeatedly."""
+
+
 _NO_GROUP = "ackline"
 """The group of a consumer without a pipeline."""
 _QUICK_RECONNECT = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 1000}
@@ -212,7 +223,7 @@ class _ClientLog:
         self._warned: set[str] = set()
 
     def log(self, level: int, form: str, *args: object) -> None:
-        """confluent-kafka calls this for each line."""
+        """Logs one line of the client, without secrets. confluent-kafka calls this for each line."""
         line = mask_secrets(form % args, self._config)
         kind = re.sub(r"\d+", "", line)
         if level >= logging.WARNING and kind not in self._warned:
@@ -225,8 +236,8 @@ class _ClientLog:
 def consumer(config: Mapping[str, object], isolation: str, **settings: object) -> Consumer:
     """Returns a consumer that never commits by itself. `settings` override `config`.
 
-    Its group is `group.id` of `config`, the pipeline's own, which it neither joins nor commits to. The client asks for
-    the coordinator of its group all the same: of a group of its own, the broker's log would have that as denied.
+    Its group is `group.id` of `config`, the pipeline's own, which it neither joins nor commits to. The client requests
+    the coordinator of its group all the same, and the broker would log a request for another group as denied.
 
     It verifies the checksum of each batch, unless `config` has `check.crcs: false`: librdkafka does not by default.
     """
@@ -265,8 +276,8 @@ def _create(kind: Callable[..., Any], properties: dict[str, object], config: Map
 
 @contextlib.contextmanager
 def as_ackline_errors(doing: str, config: Mapping[str, object], last: LastError | None = None) -> Iterator[None]:
-    """Raises an AcklineError for each error that Kafka's client raises inside. `doing` begins its message, as in
-    "listing the topics"."""
+    """Turns each error of Kafka's client in the block into an AcklineError. `doing` begins its message, as in "listing
+    the topics"."""
     try:
         yield
     except KafkaException as raised:

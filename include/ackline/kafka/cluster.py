@@ -14,12 +14,12 @@ the offset: that takes two elections in a row of a replica that was not in sync,
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
 from math import ceil
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from confluent_kafka import (
     OFFSET_INVALID,
@@ -37,6 +37,7 @@ from ackline.errors import AcklineError, ConfigError, FatalError, MissingRights,
 from ackline.kafka import clients
 from ackline.kafka.clients import (
     NOT_FOUND,
+    Closing,
     LastError,
     ackline_error,
     is_login_failure,
@@ -56,6 +57,8 @@ CONNECT_TIMEOUT = 5.0
 ADMIN_TIMEOUT = 5.0
 """Seconds to wait for an admin client's answer before a new client repeats the request. A client keeps waiting for
 brokers that are down: for a leader, or for the broker that it takes for the controller."""
+TIMEOUT = 30.0
+"""Seconds within which all leaders have to answer where their epochs end."""
 LEADER_TIMEOUT = 20.0
 """Seconds for which leaders may be moving before that is an error. The controller misses a dead broker after 9 s."""
 
@@ -90,7 +93,7 @@ class TopicInfo:
     partitions: Mapping[int, bool]
 
 
-class Cluster:
+class Cluster(Closing):
     """Reads from one cluster. The constructor uses no network. Close it, or use it as a context manager."""
 
     def __init__(self, config: Mapping[str, object], isolation: str) -> None:
@@ -101,14 +104,8 @@ class Cluster:
         self._reader: Consumer | None = None
         self._connected = False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections. May be called repeatedly."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -148,8 +145,8 @@ class Cluster:
         return self._while_leaders_move(describe) if unique else {}
 
     def operations(self, names: Iterable[str]) -> dict[str, frozenset[str] | None]:
-        """Returns what the login may do with each topic of `names`, as `READ` or `WRITE`, in one request: nothing also
-        if it does not exist and the login may not know that, None if the broker does not say."""
+        """Returns what the login may do with each topic of `names`, as `READ` or `WRITE`, in one request. An empty set
+        if it may not describe the topic; None if the topic does not exist or the broker returns no rights."""
         unique = sorted(set(names))
 
         def describe() -> dict[str, frozenset[str] | None]:
@@ -205,8 +202,6 @@ class Cluster:
         that stays without a leader and if no broker answers.
         """
         tps = sorted(set(partitions))
-        if not tps:
-            return {}
         # Starts first: an end that is read later is never below its start.
         starts, ends = self._while_leaders_move(lambda: (self._offsets(tps, _EARLIEST), self._offsets(tps, _LATEST)))
         bounds: dict[TopicPartition, LogBounds] = {}
@@ -222,8 +217,6 @@ class Cluster:
         Raises as `bounds` does.
         """
         tps = sorted(set(partitions))
-        if not tps:
-            return {}
         ends = self._while_leaders_move(lambda: self._offsets(tps, _LATEST, "read_uncommitted"))
         return {tp: int(ends[tp].offset) for tp in tps}
 
@@ -245,24 +238,26 @@ class Cluster:
         Raises as `bounds` does.
         """
         tps = sorted(set(partitions))
-        if not tps:
-            return {}
         listed = self._while_leaders_move(lambda: self._offsets(tps, OffsetSpec.for_timestamp(milliseconds)))
         return {tp: int(listed[tp].offset) if int(listed[tp].offset) >= 0 else None for tp in tps}
 
-    def truncated_at(self, positions: Positions) -> dict[TopicPartition, int | None]:
-        """Returns the partitions that were truncated below their position, each with the offset below which the log
-        still holds what the leader of the position's epoch had, or None if that is unknown. Call it only where the
-        leader epoch has changed.
+    def truncated_at(self, positions: Positions, timeout: float = TIMEOUT) -> dict[TopicPartition, int | None]:
+        """Returns the partitions whose log no longer holds all that the leader of the epoch had below the offset, each
+        with the offset below which the log still agrees, or None if that is unknown.
 
-        Raises TransientError if leaders don't answer in time.
+        Costs a request and a fetch for each partition: call it only where the leader epoch has changed. Raises
+        TransientError if leaders don't answer within `timeout` seconds.
         """
-        return truncated_logs(self._config, positions) if positions else {}
-
-    def record_time(self, tp: TopicPartition, offset: int, *, timeout: float = 5.0) -> datetime | None:
-        """Returns the timestamp of the first record at or after `offset`; None if there is none, or no answer within
-        `timeout` seconds."""
-        return self.record_times({tp: offset}, timeout=timeout).get(tp)
+        if not positions:
+            return {}
+        last = LastError()
+        # Uncommitted records answer as well, and need no wait for a transaction's end.
+        reader = clients.consumer(self._config, "read_uncommitted", **clients.SPARSE_FETCH, error_cb=last)
+        try:
+            with clients.as_ackline_errors(_DOING, self._config, last):
+                return _query_leaders(reader, self._config, positions, timeout, last)
+        finally:
+            reader.close()
 
     def record_times(
         self, offsets: Mapping[TopicPartition, int], *, timeout: float = 5.0
@@ -305,11 +300,13 @@ class Cluster:
         return retrying(request)
 
     def _reconnect(self) -> None:
-        """Replaces the admin client by a new one with a connection. The old one would keep to the leaders of before."""
+        """Replaces the admin client by a new one with a connection. The old one would keep its outdated leaders."""
         self._admin, self._connected = clients.admin(self._config, error_cb=self._last), False
         self.reachable()
 
-    def _offsets(self, tps: Iterable[TopicPartition], spec: OffsetSpec, isolation: str | None = None) -> _Offsets:
+    def _offsets(self, tps: Sequence[TopicPartition], spec: OffsetSpec, isolation: str | None = None) -> _Offsets:
+        if not tps:
+            return {}
         if not self._connected:
             self.reachable()  # without a connection, list_offsets may wait 1 to 3 s before it tries again
         level = IsolationLevel[(isolation or self._isolation).upper()]
@@ -367,31 +364,10 @@ class Cluster:
         return ackline_error(known, doing, self._config, tp, last=self._last, right=right)
 
 
-TIMEOUT = 30.0
-"""Seconds within which all leaders have to answer."""
 _DOING = "reading where leader epochs end"
 _END = re.compile(r"broker end offset is (\d+)")
 _ANSWERS = frozenset({"_PARTITION_EOF", "_AUTO_OFFSET_RESET", "_LOG_TRUNCATION", "OFFSET_OUT_OF_RANGE"})
 _OUT_OF_RANGE = KafkaError(KafkaError.OFFSET_OUT_OF_RANGE).str()
-
-
-def truncated_logs(
-    config: Mapping[str, object], positions: Positions, timeout: float = TIMEOUT
-) -> dict[TopicPartition, int | None]:
-    """Returns the partitions whose log no longer holds all that the leader of the epoch had below the offset.
-
-    The value is the offset below which the log still agrees, or None if even that is unknown. Costs a request and a
-    fetch for each partition. Raises TransientError if leaders don't answer within `timeout` seconds.
-    """
-    last = LastError()
-    # Uncommitted records answer as well, and need no wait for a transaction's end.
-    settings = {**clients.SPARSE_FETCH, "error_cb": last}
-    reader = clients.consumer(config, "read_uncommitted", **settings)
-    try:
-        with clients.as_ackline_errors(_DOING, config, last):
-            return _query_leaders(reader, config, positions, timeout, last)
-    finally:
-        reader.close()
 
 
 def _query_leaders(

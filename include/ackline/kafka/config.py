@@ -15,8 +15,6 @@ from urllib.parse import urlsplit
 from ackline.errors import ConfigError
 from ackline.pipeline.properties import BROKER, PRODUCER_ONLY, REFUSAL_REASONS, broker_addresses, without_topic_prefix
 
-__all__ = ["REQUIRED", "brokers", "client_config", "java_properties", "mask_secrets"]
-
 REQUIRED: Mapping[str, object] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -160,7 +158,7 @@ _TOKENS = "sasl.oauthbearer."
 _CLIENT_ID = (f"{_TOKENS}client.id", f"{_TOKENS}client.credentials.client.id")
 _CLIENT_SECRET = (f"{_TOKENS}client.secret", f"{_TOKENS}client.credentials.client.secret")
 TOKEN_ENDPOINT = f"{_TOKENS}token.endpoint.url"
-"""The property that names where tokens of OAUTHBEARER come from."""
+"""The property with the address that gives the tokens of OAUTHBEARER."""
 _OIDC = frozenset({
     *_CLIENT_ID, *_CLIENT_SECRET, TOKEN_ENDPOINT, f"{_TOKENS}method", f"{_TOKENS}grant.type", f"{_TOKENS}scope",
     f"{_TOKENS}extensions", f"{_TOKENS}metadata.authentication.type", "https.ca.location", "https.ca.pem",
@@ -226,7 +224,7 @@ _NO_OTHER_OAUTH = (
 
 
 def _token_login(given: Mapping[str, str]) -> dict[str, str]:
-    """The login by tokens of an endpoint of OpenID Connect, which Java's client fetches and renews as librdkafka does.
+    """Returns Java's properties for a login by tokens of OpenID Connect, which its client fetches and renews by itself.
 
     Raises ConfigError for another method, for what is missing, and for an address that is none of http and https.
     """
@@ -285,7 +283,7 @@ def login_name(config: Mapping[str, object]) -> str:
 
 
 def login_text(config: Mapping[str, object]) -> str:
-    """Returns what messages call the login of a connection."""
+    """Returns the words for the login of a connection in messages."""
     name = login_name(config)
     return f"the login {name}" if name else "the login of the connection"
 
@@ -316,7 +314,7 @@ def _truststore(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _keystore(given: Mapping[str, str]) -> dict[str, str]:
-    """The client's own certificate; empty if it has none."""
+    """Returns Java's properties for the client's own certificate and key; none if it has no certificate."""
     if "ssl.keystore.location" in given:
         java = {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": given["ssl.keystore.location"]}
         if "ssl.keystore.password" in given:

@@ -3,9 +3,9 @@
 A letter counts only once the broker has acknowledged it (acks=all). Any other letter stays pending, and a later run
 sends it again. So after a crash the topic may hold a letter twice, but it never misses one.
 
-The decision that a record is dead names where its letter is, for readers of the tables. For `ackline dead NAME TOPIC
-PARTITION OFFSET` the search does not rest on that: an earlier version has not stored it, and the topic may have been
-made again. It reads the topic from shortly before the record was given up, and then what is older. It keeps no record
+The decision that a record is dead stores where its letter is, for readers of the tables. `ackline dead NAME TOPIC
+PARTITION OFFSET` searches the topic instead: an earlier version has not stored that place, and the topic may have been
+created again. The search reads from shortly before the record was given up, and then what is older. It keeps no record
 but the letter, and ends after SEARCH_SECONDS.
 """
 
@@ -15,14 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as ClientPartition
 
 from ackline.errors import ConfigError, TransientError
 from ackline.kafka import clients
-from ackline.kafka.clients import LastError, ackline_error, is_denial, is_transient
+from ackline.kafka.clients import Closing, LastError, ackline_error, is_denial, is_transient
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.fetching import Found, Headers, headers_of
 from ackline.kafka.produce import (
@@ -67,7 +66,7 @@ class Letter:
 
     @property
     def message(self) -> Message:
-        """The record itself."""
+        """The record that the letter holds."""
         return self.source.message if isinstance(self.source, Found) else self.source
 
 
@@ -106,7 +105,7 @@ class _Form:
     key_and_headers: bool = True
 
     def smaller(self) -> "_Form | None":
-        """The next form to try; None if nothing is left to omit."""
+        """Returns the next form to try, which sends less; None if nothing is left to omit."""
         if not self.own_batch:
             return replace(self, own_batch=True)
         if self.value:
@@ -137,7 +136,7 @@ class _Posting:
         self.delivery = Delivery(self.letter, error is None, error or self.refusal, omitted, *place)
 
 
-class DeadLetters:
+class DeadLetters(Closing):
     """A producer to one topic, which must exist. Close it, or use it as a context manager."""
 
     def __init__(self, config: Mapping[str, object], topic: str, *, timeout: float = TIMEOUT) -> None:
@@ -152,13 +151,7 @@ class DeadLetters:
         self._confirmed_at = 0.0
         self._gave_up = False
         self._fatal: str | None = None
-        """What a fatal error of a producer was, once a letter has met it."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+        """The name of a producer's fatal error, once a letter has failed by it."""
 
     def close(self) -> None:
         """Drops the letters that have no answer yet, and closes the connections."""

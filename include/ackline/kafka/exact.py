@@ -11,8 +11,8 @@ throughput.
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Self
 
+from ackline.kafka.clients import Closing
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.fetching import Cursor, Fetcher, Found, Gone, beyond_end
 from ackline.ledger.offsets import TopicPartition
@@ -24,7 +24,7 @@ TIMEOUT = 30.0
 """Seconds without any progress after which a read fails."""
 
 
-class ExactReader:
+class ExactReader(Closing):
     """Reads given offsets. Close it, or use it as a context manager."""
 
     def __init__(self, config: Mapping[str, object], isolation: str, *, timeout: float = TIMEOUT) -> None:
@@ -34,14 +34,7 @@ class ExactReader:
         self._cluster = Cluster(config, isolation)
         self._fetchers: dict[bool, Fetcher] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Closes the connections."""
         for fetcher in self._fetchers.values():
             fetcher.close()
         self._fetchers.clear()

@@ -39,7 +39,7 @@ from ackline.ledger.outcomes import Outcome
 SEEK_DISTANCE = 48
 """A reader seeks an offset farther ahead than this. Up to here it reads on: a seek fetches that many on average."""
 DENSE_SPAN = 50_000
-"""Offsets that a close stretch must span to be read for throughput. The records fetched beyond it are few beside it."""
+"""Offsets that a close stretch must span to be read for throughput: the records fetched beyond its end are few then."""
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -101,7 +101,7 @@ class Cursor:
 
     @property
     def stretch_answered(self) -> bool:
-        """Whether each offset of the present stretch is answered."""
+        """Whether each wanted offset before `stop` is answered: the neighbouring ones that one fetch reads."""
         return self.index >= self.stop
 
     @property
@@ -124,7 +124,8 @@ class Cursor:
         return dense
 
     def on_record(self, message: Message, offset: int) -> Iterator[Found | Gone]:
-        """Yields the answers that the log's next record, at `offset`, proves: wanted offsets below it are gone."""
+        """Advances to the log's next record, at `offset`. Yields `COMPACTED` for each wanted offset below it, and the
+        record if it is wanted."""
         self.position = offset + 1
         yield from self.gone_below(offset, Outcome.COMPACTED)
         if not self.stretch_answered and self.next == offset:
@@ -171,7 +172,7 @@ class Statistics:
 
     @property
     def bytes(self) -> int:
-        """Bytes received."""
+        """Bytes received from all brokers."""
         return sum(int(broker["rxbytes"]) for broker in json.loads(self._text).get("brokers", {}).values())
 
     @property
@@ -185,7 +186,7 @@ class Statistics:
 
 
 class Fetcher:
-    """A client and its loop. `timeout`: seconds without progress after which reading fails."""
+    """One client that reads stretches of many partitions, and fails after `timeout` seconds without progress."""
 
     def __init__(
         self, config: Mapping[str, object], isolation: str, cluster: Cluster, *, dense: bool, timeout: float
@@ -204,7 +205,7 @@ class Fetcher:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Closes the connection of its client."""
         self._client.close()
 
     def refreshed_statistics(self) -> Statistics:
@@ -215,7 +216,7 @@ class Fetcher:
         return self._statistics
 
     def read(self, cursors: Sequence[Cursor]) -> Iterator[Found | Gone]:
-        """Yields the answers to the present stretch of each of `cursors`, each in its order."""
+        """Yields the answers to the wanted offsets of each cursor before its `stop`, in the order of offsets."""
         active: dict[tuple[str | None, int | None], Cursor] = {cursor.tp: cursor for cursor in cursors}
         stall = StallTimer(self._timeout, self._statistics)
         self._passing_error = None
@@ -240,7 +241,7 @@ class Fetcher:
     def _answers(
         self, active: Mapping[tuple[str | None, int | None], Cursor], message: Message
     ) -> Iterator[Found | Gone]:
-        """The answers that one event of the log proves."""
+        """Yields the answers that a record, an end of a partition or an error of the log proves."""
         cursor = active.get((message.topic(), message.partition()))
         error, offset = message.error(), message.offset()
         if cursor is None or offset is None:
@@ -310,7 +311,7 @@ class Fetcher:
         return ackline_error(error, doing, self._config, tp, offset, self._last)
 
     def _stall_error(self, cursors: Iterable[Cursor]) -> AcklineError:
-        """Returns the reason why no record came. Raises as `Cluster.bounds` does."""
+        """Returns the error that names why no record came. Raises as `Cluster.bounds` does."""
         cursor = min(cursors, key=lambda cursor: cursor.tp)
         tp, offset = cursor.tp, cursor.next
         end = self._cluster.bounds([tp])[tp].end

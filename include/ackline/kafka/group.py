@@ -7,7 +7,7 @@ was committed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
@@ -18,6 +18,7 @@ from ackline.errors import AcklineError, FatalError, GroupBusy, TransientError
 from ackline.kafka import clients
 from ackline.kafka.clients import (
     COORDINATOR_NOT_READY,
+    Closing,
     LastError,
     ackline_error,
     kafka_error,
@@ -29,8 +30,6 @@ from ackline.ledger.offsets import TopicPartition
 
 COORDINATOR_TIMEOUT = 30.0
 """Seconds for which a coordinator may be starting or moving before that is an error."""
-METADATA_LIMIT = 4095
-"""Characters of commit metadata that a broker takes (`offset.metadata.max.bytes` is 4096)."""
 
 _REQUEST_TIMEOUT = 10.0
 _RETRY_SECONDS = 0.2
@@ -39,14 +38,14 @@ _BUSY = frozenset({
     "STALE_MEMBER_EPOCH", "REBALANCE_IN_PROGRESS", "GROUP_SUBSCRIBED_TO_TOPIC",
 })  # fmt: skip
 _PROBE = "ackline-probe"
-"""The topic of a request that only shows whether the coordinator answers, while no topic is known that the login may
+"""The topic of a request that only tests whether the coordinator answers, until a topic is known that the login may
 describe. It need not exist."""
 _NO_GROUP = frozenset({"GROUP_ID_NOT_FOUND", "_UNKNOWN_GROUP"})
 
 T = TypeVar("T")
 
 
-class Group:
+class Group(Closing):
     """The group `group_id`. Never joins it. Close it, or use it as a context manager.
 
     Each request waits for a coordinator that is not ready, for at most `timeout` seconds.
@@ -63,14 +62,8 @@ class Group:
         own = {"group.id": group_id, "error_cb": self._last}
         self._consumer = clients.consumer(config, "read_committed", **own)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the consumer, which has joined no group."""
         self._consumer.close()
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
@@ -95,7 +88,8 @@ class Group:
         return self._when_coordinator_ready("looking for members", self._describe_members)
 
     def operations(self, probe: str = _PROBE) -> frozenset[str] | None:
-        """Returns what the login may do with the group, as `READ` or `DESCRIBE`; None if the broker does not say.
+        """Returns what the login may do with the group, as `READ`: nothing if it may not describe it, None if not
+        known.
 
         `probe` is a topic that the login may describe: a request for another one shows up as denied in the broker's
         log.
@@ -167,7 +161,7 @@ class Group:
         return sorted(f"{member.client_id} ({member.host.lstrip('/')})" for member in members)
 
     def _described(self) -> Any:
-        """Returns the answer to a request for the group; None if it does not exist."""
+        """Returns the coordinator's description of the group; None if it does not exist."""
         admin = self._admin_for_coordinator()
         answer = admin.describe_consumer_groups(
             [self.group_id], request_timeout=self._request_timeout, include_authorized_operations=True

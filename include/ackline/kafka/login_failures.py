@@ -1,8 +1,8 @@
 """Why a Kafka client could not log in, and what to do: the token endpoint, the broker's certificate, or the client's.
 
 librdkafka reports each of these as an error of its own, or of the connection, and often without the reason. It does not
-name why a broker's certificate does not hold, so this module asks the broker for it once more. It does not tell that a
-broker has refused the client's certificate: the connection ends with a TLS alert, like that to a broker that is away.
+name why a broker's certificate is not valid, so this module connects to the broker once more. It has no error for a
+client certificate that the broker refuses: the connection ends with a TLS alert, as if the broker were down.
 """
 
 import re
@@ -22,9 +22,9 @@ _CERTIFICATE_ALERT = re.compile(r"SSL alert number (42|43|44|45|46|48|49|116)\b"
 _BROKER = re.compile(r"\w+://(\[[^\]]+\]|[^/\s:]+):(\d+)/")
 _HANDSHAKE_SECONDS = 3.0
 _EXPIRED, _NOT_YET, _NAMES = 10, 9, (62, 64)
-"""OpenSSL's codes (X509_V_ERR_…) of a certificate whose time has passed or not come, and that has other names."""
+"""OpenSSL's codes (X509_V_ERR_…): a certificate is expired, is not valid yet, or lacks the broker's name."""
 _TIME = re.compile(rb"\x17\x0d(\d{12})Z|\x18\x0f(\d{14})Z")
-"""UTCTime and GeneralizedTime in DER."""
+"""Matches times in DER: UTCTime and GeneralizedTime."""
 
 
 class LoginFailure(NamedTuple):
@@ -41,8 +41,8 @@ def refuses_certificate(text: str) -> bool:
 
 
 def login_failure(text: str, config: Mapping[str, object]) -> LoginFailure | None:
-    """Returns what is behind the text of an error of a connection with this configuration; None for a login that the
-    broker itself has refused, with its own reason.
+    """Returns the cause of a connection error, and what to do, from its text; None for a login that the broker itself
+    has refused, because its text has the reason.
 
     May open a connection to the broker, for at most three seconds.
     """
@@ -114,7 +114,7 @@ def _broker_certificate(text: str, config: Mapping[str, object]) -> LoginFailure
 
 
 def _verification_error(host: str, port: int, config: Mapping[str, object]) -> ssl.SSLCertVerificationError | None:
-    """Returns why the certificate of a broker does not hold; None if it does, or if there is no answer."""
+    """Returns why the certificate of a broker is not valid; None if it is, or if there is no answer."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     given = {name: str(value) for name, value in config.items()}
     context.check_hostname = given.get("ssl.endpoint.identification.algorithm", "https").lower() != "none"

@@ -21,12 +21,12 @@ ALL_REPLICAS: Mapping[str, object] = {
     # them.
     "partitioner": "murmur2_random",
 }
-"""Settings of each producer."""
+"""Settings of each producer, with which a message counts once all replicas have it."""
 MANY_OF_ANY_SIZE: Mapping[str, object] = {
     "message.max.bytes": 1_000_000_000,  # the client's maximum: the broker alone decides what is too large
     "linger.ms": 5,
 }
-"""More settings of producers that send records of others or what they become."""
+"""More settings, of producers that send dead letters or rows for output topics."""
 REFUSED = frozenset({
     "MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD", "INVALID_MSG", "INVALID_MSG_SIZE",
     "POLICY_VIOLATION",
@@ -73,8 +73,8 @@ def produce(
 def cause_of(error: KafkaError, last: LastError, *producers: Producer) -> KafkaError:
     """Returns the refusal behind the error of a message, or that error. `last` is the `error_cb` of the producers.
 
-    After a fatal error, as of a login without a right to the topic, a message itself has `_FATAL`. The client tells the
-    refusal by the callback, which may come after the results of the messages: this waits for it, for a second at most.
+    After a fatal error, as of a login without a right to the topic, a message itself has `_FATAL`. The client passes
+    the refusal to the callback, perhaps after the results of the messages: this waits for it, for a second at most.
     """
     until = time.monotonic() + _REFUSAL_SECONDS
     while error.name() == "_FATAL" and last.cause(error) is error and time.monotonic() < until:
@@ -105,7 +105,7 @@ class Row:
     error: KafkaError | None = field(default=None, compare=False)
 
     def keep_error(self, error: KafkaError | None, _message: object) -> None:
-        """Keeps the result of sending the message."""
+        """Sets `error` to the result of sending the message. The producer calls it as `on_delivery`."""
         self.error = error
 
 
@@ -119,7 +119,7 @@ class _Sender:
         settings = {**ALL_REPLICAS, **settings, "message.timeout.ms": int(seconds * 1000)}
         self._producer = clients.producer(config, **settings, error_cb=self._last)
 
-    def send(self, rows: Sequence[Row]) -> list[Row]:
+    def failed(self, rows: Sequence[Row]) -> list[Row]:
         """Sends rows, and returns those that failed once each has an answer. Raises an AcklineError if one has none."""
         for row in rows:
             produce(self._producer, row.topic, row.key, row.value, row.headers, row.keep_error)
@@ -148,19 +148,16 @@ def send_answers(config: Mapping[str, object], topic: str, answers: Sequence[tup
     no harm: only the first one of an attempt counts.
     """
     sender = _Sender(config, "sending an answer to", _ANSWER_SECONDS)
-    for failed in sender.send([Row(topic, token.encode(), value.encode()) for token, value in answers]):
+    for failed in sender.failed([Row(topic, token.encode(), value.encode()) for token, value in answers]):
         if failed.error is not None:
             raise sender.error(failed.error, topic)
 
 
-class OutputTopics:
-    """A producer of what steps emit to output topics. A record is acked only after all replicas have its messages.
-
-    Close it, or drop what it has not sent.
-    """
+class OutputTopics(_Sender):
+    """A producer of what steps emit to output topics. A record is acked only after all replicas have its messages."""
 
     def __init__(self, config: Mapping[str, object]) -> None:
-        self._sender = _Sender(config, "writing to the output topic", _OUTPUT_SECONDS, **MANY_OF_ANY_SIZE)
+        super().__init__(config, "writing to the output topic", _OUTPUT_SECONDS, **MANY_OF_ANY_SIZE)
 
     def send(self, rows: Sequence[Row]) -> list[int]:
         """Sends rows and waits until all replicas have them. Returns the indexes of those that the broker refuses for
@@ -168,15 +165,11 @@ class OutputTopics:
 
         Raises an AcklineError if any other was not acknowledged; it may have arrived all the same.
         """
-        for row in self._sender.send(rows):
+        for row in self.failed(rows):
             # The broker refuses a batch as a whole: each is sent again in a batch of its own.
             if row.error is not None and row.error.name() in REFUSED:
                 row.error = None
-                self._sender.send([row])
+                self.failed([row])
             if row.error is not None and row.error.name() not in REFUSED:
-                raise self._sender.error(row.error, row.topic)
+                raise self.error(row.error, row.topic)
         return [number for number, row in enumerate(rows) if row.error is not None]
-
-    def close(self) -> None:
-        """Drops the messages that have no answer yet, and closes the connections."""
-        self._sender.close()

@@ -115,7 +115,7 @@ class Registry:
         no record is blamed for a slow registry."""
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections to the registry."""
         self._client.close()
 
     def check(self) -> str:
@@ -212,8 +212,8 @@ class Registry:
             raise self._not_a_registry(type(error).__name__) from None
 
     def _has_no_guids(self, status: int, schema: Any) -> bool:
-        """Returns whether the registry is one of before GUIDs, which answers a request by GUID as an address of no
-        registry does. Any record may hold bytes that mean a GUID. Raises what `check` raises."""
+        """Returns whether a registry has refused a GUID because it is too old to look up schemas by GUID. Its answer is
+        a plain 404, as from a server that is no registry, so this calls `check`, and raises what `check` raises."""
         return isinstance(schema, str) and status == 404 and bool(self.check())
 
     def _http_error(self, status: int) -> AcklineError:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from ackline.errors import ConfigError
+from ackline.forms.form import EVERYTHING, RunRequest
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.config import client_config, java_properties
 from ackline.kafka.dead_letters import DeadLetters, FoundLetter, LetterId, find_letter
@@ -20,13 +21,14 @@ from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
 from ackline.kafka.produce import send_answers
 from ackline.kafka.registry import Registry, registry_config, without_registry_settings
+from ackline.lane.code import running_code
 from ackline.lane.lease import TurnLease, WhenHeld
 from ackline.lane.listeners import ListenerThread, load_listener
+from ackline.lane.ways_out import advises_void
 from ackline.ledger.answers import Keys, token_keys_of, warning_of_keys
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId
 from ackline.pipeline.folder import audit_root
-from ackline.pipeline.form import EVERYTHING, RunRequest
 from ackline.pipeline.functions import PartitionFilter, all_partitions, load_partition_filter
 from ackline.pipeline.pipeline import Pipeline, pipeline_of_turn
 from ackline.pipeline.properties import secret_of, without_own_settings
@@ -95,6 +97,8 @@ class Adapters:
     run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _replay_job
     check_job: "Callable[[Callable[[], SparkSession], ReplayJob], None]" = _check_job
     """Raises if the job can't be started, before anything is handed out."""
+    code: Callable[[], str] = running_code
+    """Returns the code that this process hands records to; empty if it is not known."""
     translation: Translation | None = None
     partition_filter: PartitionFilter = all_partitions
     request: RunRequest = EVERYTHING
@@ -113,7 +117,8 @@ class Adapters:
 
     def of_turn(self, plan: Plan) -> Self:
         """Returns the adapters whose `pipeline` is what this open turn runs by, whatever the file has become."""
-        return replace(self, pipeline=pipeline_of_turn(self.pipeline, plan))
+        with advises_void(plan.turn, ConfigError):
+            return replace(self, pipeline=pipeline_of_turn(self.pipeline, plan))
 
     def notify(self, event: str, *details: Any) -> None:
         """Passes an event to the listener, if there is one. Call it only once the event is durable."""

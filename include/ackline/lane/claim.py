@@ -48,11 +48,12 @@ from ackline.errors import (
 )
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import Publish, allowed_commits, commit_newest
-from ackline.ledger.metrics import fetch_metrics
+from ackline.lane.turn_metrics import metrics_without_effect
+from ackline.lane.ways_out import Way, void_advice
 from ackline.ledger.offsets import TopicPartition, arrays_of, union
 from ackline.ledger.outcomes import Outcome, RangeRows
+from ackline.ledger.published import without_effect
 from ackline.ledger.turns import (
-    LIVE,
     VOIDED_BY_OPERATOR,
     Marker,
     MarkerKind,
@@ -62,8 +63,7 @@ from ackline.ledger.turns import (
     TurnId,
     TurnKind,
 )
-from ackline.pipeline.outputs import without_effect
-from ackline.pipeline.pipeline import is_at_most_once
+from ackline.pipeline.pipeline import claims
 
 TRIES = 15
 """How often the work is tried. The waits between the tries add up to five minutes."""
@@ -80,7 +80,7 @@ def retry_report(adapters: Adapters, work: Callable[[], T]) -> T:
 
     `work` may have succeeded before it raised, so it must be repeatable. Raises the error of the last try.
     """
-    if adapters.pipeline.guarantee != "at_most_once":
+    if not adapters.pipeline.guarantee.claims:
         return work()
 
     def log_error(state: RetryCallState) -> None:
@@ -171,7 +171,7 @@ def take_start_marker(adapters: Adapters, plan: Plan) -> bool:
         raise TransientError(
             f"{plan.turn} was handed out by another process, which may still report; what it has not reported by "
             f"{until.isoformat(timespec='seconds')} is lost. Run again then, or record it as lost at once with "
-            f"`ackline void {adapters.pipeline.name} --reason …`"
+            f"`{Way.VOID.of(plan.turn)}`"
         )
     record_lost(adapters, plan, f"handed out, and not reported within {adapters.pipeline.lost_after}")
     return False
@@ -200,7 +200,7 @@ def operator_loss(adapters: Adapters, plan: Plan) -> OperatorLoss | None:
 
     Call it once decisions n are stored: the lost ranges are outcomes n or decisions n, so nothing changes after that.
     """
-    return adapters.store.operator_loss(plan.turn) if is_at_most_once(plan) else None
+    return adapters.store.operator_loss(plan.turn) if claims(plan) else None
 
 
 def _lost_ranges(adapters: Adapters, plan: Plan, reason: str) -> dict[TopicPartition, RangeRows]:
@@ -229,7 +229,7 @@ def void_turn(adapters: Adapters, plan: Plan, before: Settlement, reason: str) -
     """Closes a plan that can't be carried out as void. Returns whether the turn is void now: False if it is claimed, or
     if another process has settled it meanwhile."""
     waiver = Marker(MarkerKind.WAIVER, adapters.run_id, adapters.now(), adapters.actor, reason)
-    if is_at_most_once(plan):
+    if claims(plan):
         if waive(adapters, plan, waiver):
             close_if_waived(adapters, plan, before)
     else:
@@ -249,7 +249,7 @@ def close_if_waived(adapters: Adapters, plan: Plan, before: Settlement) -> bool:
     Every step that meets an open turn calls this. The process that has waived it may have died before it could close
     the turn, and no other step may carry out a waived turn.
     """
-    waiver = adapters.store.waiver_of(plan.turn) if is_at_most_once(plan) else None
+    waiver = adapters.store.waiver_of(plan.turn) if claims(plan) else None
     if waiver is not None:
         store_void(adapters, plan, before, waiver)
     return waiver is not None
@@ -271,7 +271,7 @@ def store_void(adapters: Adapters, plan: Plan, before: Settlement, waiver: Marke
             # What the plan has found out about the group stays true although the turn is void: a foreign offset is
             # acknowledged only until a plan has found a commit of this ledger.
             acknowledged_foreign_offset=acknowledged_foreign_offset(tp, plan, before),
-            metrics=fetch_metrics(settled.metrics),
+            metrics=metrics_without_effect(plan, before, tp, adapters.now()),
             ranges=None,  # only a genesis holds what was chosen
             paused=settled.paused or (waiver.pause and tp in plan.partitions and not plan.partitions[tp].empty),
         )
@@ -282,6 +282,7 @@ def store_void(adapters: Adapters, plan: Plan, before: Settlement, waiver: Marke
         # Answers that the turn has read did not count, so the next turn reads them again.
         answers=before.answers.after_turn_without_answers() if before.answers else None,
         outputs=without_effect(before.outputs, adapters.store.given_up(before.turn) if before.outputs else ()),
+        code=plan.code,
     )  # fmt: skip
     return adapters.store.store_settlement(settlement, plan)
 
@@ -313,16 +314,6 @@ def check_not_voided(adapters: Adapters, turn: TurnId) -> None:
     )
 
 
-def void_command(turn: TurnId) -> str:
-    """Returns the command that closes an open turn."""
-    return f"ackline void {turn.pipeline}{'' if turn.lane == LIVE else f' --lane {turn.lane}'} --reason …"
-
-
-def void_advice(turn: TurnId) -> str:
-    """Returns the sentence that names the way out of an open turn."""
-    return f"If the turn can't be carried out, close it with `{void_command(turn)}`"
-
-
 @contextmanager
 def advises_void_if_file_changed(adapters: Adapters, plan: Plan) -> Iterator[None]:
     """Adds `void_advice` to a ConfigError if the pipeline file differs from the settings of the plan.
@@ -338,19 +329,4 @@ def advises_void_if_file_changed(adapters: Adapters, plan: Plan) -> Iterator[Non
                 f"{plan.turn} runs by the settings of its plan. The file has changed since, and counts from the next "
                 f"turn on. {void_advice(plan.turn)}"
             )
-        raise
-
-
-@contextmanager
-def advises_void(turn: TurnId) -> Iterator[None]:
-    """Adds `void_advice` to a fatal error, because the same turn would meet it again.
-
-    Adds nothing to RangeGone and TopicChanged, for which the step closes the turn itself.
-    """
-    try:
-        yield
-    except (RangeGone, TopicChanged):
-        raise
-    except FatalError as error:
-        error.add_advice(void_advice(turn))
         raise

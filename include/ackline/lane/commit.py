@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from ackline.errors import GroupMoved, LedgerError, NewerCommit
 from ackline.lane.adapters import Adapters
+from ackline.lane.ways_out import ledger_advice
 from ackline.ledger.commit_rule import (
     CommitMetadata,
     Committed,
@@ -31,8 +32,7 @@ from ackline.ledger.commit_rule import (
 )
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import Plan, Settlement, TurnId, TurnKind
-from ackline.pipeline.pipeline import is_at_most_once
-from ackline.scrub import scrub_address
+from ackline.pipeline.pipeline import claims
 
 
 def acknowledging(plan: Plan) -> Plan:
@@ -75,7 +75,7 @@ class CommitResult:
 
 
 Publish = Callable[[Adapters, Settlement | None], None]
-"""Publishes the output rows of a settled turn, where a table lacks them: `ackline.outputs.turn.publish_settled`."""
+"""Publishes the output rows of a settled turn, where a table lacks them: `ackline.outputs.publish.publish_settled`."""
 
 
 def commit_newest(adapters: Adapters, publish: Publish) -> CommitResult:
@@ -123,7 +123,7 @@ class CommitCheck:
         try:
             check_commit_allowed(tp, committed, self._metadata, acknowledged_foreign_offset, self._is_stored)
         except NewerCommit as error:
-            error.add_advice(ledger_advice(self._adapters))
+            error.add_advice(ledger_advice(self._adapters.store))
             raise
 
     def _is_stored(self, found: CommitMetadata) -> bool:
@@ -149,7 +149,7 @@ def allowed_commits(adapters: Adapters, newest: Settlement) -> dict[TopicPartiti
     floors = {tp: settled.state.floor for tp, settled in newest.partitions.items()}
     acknowledged = {tp: settled.acknowledged_foreign_offset for tp, settled in newest.partitions.items()}
     plan = adapters.store.open_plan(newest)
-    if plan is not None and plan.kind is TurnKind.RUN:
+    if plan is not None and plan.kind.replays:
         # A plan that has found a commit of this ledger acknowledges no foreign offset any more. If the group stands at
         # that offset again, another client moved it; a commit would undo that move without an error (S36).
         acknowledged |= {tp: planned.acknowledged_foreign_offset for tp, planned in plan.partitions.items()}
@@ -169,7 +169,7 @@ def claimed_floors(adapters: Adapters, plan: Plan) -> dict[TopicPartition, int]:
     Only a claim allows to commit the end of an open plan. A plan without a claim may still become void, and its records
     would be passed over without an outcome (I1). A claimed turn never becomes void; a waived one is never claimed.
     """
-    if not is_at_most_once(plan) or not adapters.store.has_claim(plan.turn):
+    if not claims(plan) or not adapters.store.has_claim(plan.turn):
         return {}
     return {tp: planned.fresh.end for tp, planned in plan.partitions.items() if planned.fresh}
 
@@ -192,15 +192,6 @@ def _may_commit(
             raise
         return False
     return True
-
-
-def ledger_advice(adapters: Adapters) -> str:
-    """Returns the sentences that name the audit folder and the ways out of a commit by another ledger."""
-    return (
-        f"ACKLINE_AUDIT is {scrub_address(adapters.store.root)}: set it to the folder of that ledger, or restore that "
-        f"folder from a backup if it is an older copy. If that ledger is lost, or was a wrong one, go on with `ackline "
-        f"adopt-ledger {adapters.pipeline.name} --reason …`"
-    )
 
 
 def commit_metadata_of(adapters: Adapters, newest: Settlement) -> CommitMetadata:

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from ackline.errors import FatalError, NewerCommit
 from ackline.lane.adapters import Adapters
-from ackline.lane.commit import ledger_advice
 from ackline.lane.log_checks import KafkaView, written_beyond
 from ackline.lane.plans import new_plan
+from ackline.lane.ways_out import ledger_advice
 from ackline.ledger.commit_rule import CommitMetadata, Committed, is_of_ledger, is_of_pipeline
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
@@ -83,13 +83,13 @@ def check_not_of_another_ledger(adapters: Adapters, newest: Settlement | None, v
     for tp, committed in sorted(view.committed.items()):
         if tp.topic in known_topics or not adapters.is_subscribed(tp) or not is_of_pipeline(committed, name):
             continue
-        metadata = CommitMetadata.decode(committed.metadata)
+        metadata = CommitMetadata.decode_or_none(committed.metadata)
         if metadata is None or is_of_ledger(committed, name, ledger):
             continue
         raise NewerCommit(
             f"{tp}: the group {adapters.pipeline.kafka.group_id} holds offset {committed.offset}, committed by turn "
             f"{metadata.n} of epoch {metadata.epoch} of ledger {metadata.ledger} of this pipeline, which is not in "
-            f"ACKLINE_AUDIT. Nothing was planned. {ledger_advice(adapters)}",
+            f"ACKLINE_AUDIT. Nothing was planned. {ledger_advice(adapters.store)}",
             tp=tp,
             offset=committed.offset,
         )

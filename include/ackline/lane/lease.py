@@ -18,6 +18,7 @@ from enum import Enum
 
 from ackline.errors import TransientError
 from ackline.ledger.turns import TurnId
+from ackline.stored import DamagedError
 from ackline.tables.layout import LeaseFile
 from ackline.tables.lease import MISSED_RENEWALS, RENEWAL_SECONDS, Lease
 
@@ -121,7 +122,7 @@ class TurnLease:
         try:
             content = self.file.read()
             return None if content is None else Lease.decode(content)
-        except ValueError:
+        except DamagedError:
             log.warning("%s is not a lease, so it is ignored and replaced", self.file)
         except OSError as error:
             log.warning("the lease %s can't be read, so it is ignored: %s", self.file, error)
@@ -190,8 +191,5 @@ class _Renewal:
 
 def _holder_of(file: LeaseFile) -> str | None:
     """Returns the holder of the stored lease; None without one, or if the content is not a lease."""
-    try:
-        content = file.read()
-        return None if content is None else Lease.decode(content).holder
-    except ValueError:
-        return None
+    lease = Lease.decode_or_none(file.read())
+    return None if lease is None else lease.holder

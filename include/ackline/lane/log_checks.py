@@ -21,15 +21,16 @@ If a fresh range is gone when replay is about to read it, `RangeGone` makes the 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ackline.errors import RangeGone, RetentionPassed, TopicChanged
+from ackline.errors import RangeGone, RetentionPassed, TopicChanged, TransientError
+from ackline.forms.arguments import id_of
 from ackline.lane.adapters import Adapters
+from ackline.lane.ways_out import Way, reset_advice
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import OutcomeRow, PendingKind
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, arrays_of, clipped, joined, ranges_of, union
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.planning import PartitionView
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement
-from ackline.pipeline.arguments import id_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,16 @@ Logs = Mapping[TopicPartition, LogBounds | None]
 """Bounds of the logs as they are now; None for a partition without a leader."""
 
 
+def without_leader(adapters: Adapters, wanted: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Returns which of these partitions have no leader, sorted; none if no broker answers."""
+    wanted = sorted(wanted)
+    try:
+        topics = adapters.cluster.topics(sorted({tp.topic for tp in wanted}))
+    except TransientError:
+        return []
+    return [tp for tp in wanted if tp.topic in topics and topics[tp.topic].partitions.get(tp.partition) is False]
+
+
 def truncated_partitions(adapters: Adapters, known: Known, logs: Logs) -> dict[TopicPartition, int | None]:
     """Returns the partitions whose log no longer holds all records below the known offset under the known leader epoch.
 
@@ -118,22 +129,14 @@ def check_not_truncated(
             raise other_log_error(adapters, tp, f"was truncated below {known[tp][0]}: {_what_is_left(end)}")
         state, log = lane[tp].state, logs[tp]
         now = log.leader_epoch if log is not None else None
-        target = "earliest" if end is None else str(min(end, state.floor))
+        target = "earliest" if end is None else min(end, state.floor)
         raise TopicChanged(
             f"{tp} was truncated: all below {state.complete_to} was read under leader epoch {lane[tp].leader_epoch}, "
             f"and {_what_is_left(end)} of it under epoch {now}; other records may have taken those offsets. Nothing "
-            f"was read. {reset_advice(adapters, tp, target)}",
+            f"was read. {reset_advice(adapters.store, tp, target)}",
             tp=tp,
             offset=end,
         )
-
-
-def reset_advice(adapters: Adapters, tp: TopicPartition, target: str) -> str:
-    """Returns the sentence that names the reset by which a lane goes on in a log that was cut."""
-    return (
-        f"Go on with `ackline reset {adapters.pipeline.name} --topic {tp.topic} --partition {tp.partition} --to "
-        f"{target} --reason …`: a new epoch, in which everything from there on is handled, again or for the first time"
-    )
 
 
 def _what_is_left(end: int | None) -> str:
@@ -154,17 +157,15 @@ def check_topic_not_recreated(
         raise other_log_error(adapters, tp, "is gone" if gone else "was deleted and created again")
     if gone:
         what = (
-            f"is gone. Nothing was read. Take it out of the file, or let it go with `ackline skip "
-            f"{adapters.pipeline.name} --topic {tp.topic} --partition {tp.partition} --gone --reason …`, which records "
-            f"what it had not settled as skipped; the other partitions go on. To let all of the topic go that is gone, "
-            f"leave out --partition"
+            f"is gone. Nothing was read. Take it out of the file, or let it go with "
+            f"`{Way.LET_GO.of(adapters.store, *tp)}`, which records what it had not settled as skipped; the other "
+            f"partitions go on. To let all of the topic go that is gone, leave out --partition"
         )
     else:
         what = (
             f"was deleted and created again (its topic id is another). Nothing was read; offsets of the old topic mean "
-            f"nothing in a new one. Go on with `ackline reset {adapters.pipeline.name} --topic {tp.topic} --to "
-            f"earliest --reason …`: a new epoch on the new topic, in which nothing of the old one is pending. Or take "
-            f"it out of the file"
+            f"nothing in a new one. Go on with `{Way.RESET.of(adapters.store, tp.topic, to='earliest')}`: a new epoch "
+            f"on the new topic, in which nothing of the old one is pending. Or take it out of the file"
         )
     raise TopicChanged(f"{tp} {what}", tp=tp)
 
@@ -172,10 +173,10 @@ def check_topic_not_recreated(
 def other_log_error(adapters: Adapters, tp: TopicPartition, what: str) -> TopicChanged:
     """Returns the error of a backfill lane in whose log the offsets mean other records now. No reset opens a new epoch
     of such a lane: what was chosen is gone."""
-    backfill_id = id_of(adapters.store.lane)
+    store = adapters.store
     return TopicChanged(
-        f"{tp} {what}: it is not the log in which the offsets of backfill {backfill_id} were chosen. Nothing was read. "
-        f"End it with `ackline backfill {adapters.pipeline.name} --cancel {backfill_id} --yes`, and begin another one",
+        f"{tp} {what}: it is not the log in which the offsets of backfill {id_of(store.lane)} were chosen. Nothing was "
+        f"read. End it with `{Way.CANCEL.of(store)} --yes`, and begin another one",
         tp=tp,
     )
 
@@ -289,11 +290,11 @@ def _retention_passed(
     lost = {tp: runs for tp, runs in sorted(lost.items()) if runs}
     tp, runs = next(iter(lost.items()))
     where_lost = [f"{tp} {listed(map(str, runs))}" for tp, runs in lost.items()]
-    where = f" --topic {tp.topic} --partition {tp.partition}" if len(lost) == 1 else ""
+    where = tp if len(lost) == 1 else ()
     return RetentionPassed(
         f"retention took records that were not settled: {listed(where_lost)}. {consequence}. "
-        f"Go on with `ackline skip {adapters.pipeline.name}{where} --to earliest --reason …`, which records them as "
-        f"skipped, or write `on_expired: record`",
+        f"Go on with `{Way.SKIP.of(adapters.store, *where, to='earliest')}`, which records them as skipped, or write "
+        f"`on_expired: record`",
         tp=tp,
         offset=runs[0].start,
     )

@@ -12,9 +12,9 @@ from typing import Any
 
 from ackline.errors import ConfigError
 from ackline.lane.adapters import Adapters
-from ackline.lane.claim import void_advice
 from ackline.lane.commit import commit_metadata_of
 from ackline.lane.log_checks import check_not_truncated, check_topic_not_recreated
+from ackline.lane.ways_out import start_over, void_advice
 from ackline.ledger.commit_rule import Committed, is_of_ledger, still_acknowledged
 from ackline.ledger.offsets import ChosenRanges, LogBounds, OffsetRange, TopicPartition, ValuedRanges
 from ackline.ledger.pending import PendingKind, PendingRuns, join_attempts
@@ -28,7 +28,6 @@ from ackline.ledger.turns import (
     is_backfill,
     let_go_id,
 )
-from ackline.pipeline.arguments import id_of
 from ackline.pipeline.pipeline import TurnSettings
 
 
@@ -54,6 +53,7 @@ def new_plan(
         adapters.pipeline.settings() | dict(of_run or {}),
         adapters.actor,
         reason,
+        adapters.code() if kind.replays else "",
     )
 
 
@@ -90,12 +90,6 @@ def check_settings_unchanged(adapters: Adapters, newest: Settlement) -> None:
     """
     if newest.turn.n == 0 or not any(settled.state.pending for settled in newest.partitions.values()):
         return
-    name, lane = adapters.pipeline.name, adapters.store.lane
-    way_out = (
-        f"begin a new epoch with `ackline reset {name} --to floor --reason …`"
-        if adapters.commits
-        else f"end the backfill with `ackline backfill {name} --cancel {id_of(lane)}`"
-    )
     settings = TurnSettings(adapters.store.plan(newest.turn).settings)
     changes = _changes(adapters, settings)
     if any(settled.state.pending_by_kind()[PendingKind.IN_FLIGHT] for settled in newest.partitions.values()):
@@ -105,7 +99,7 @@ def check_settings_unchanged(adapters: Adapters, newest: Settlement) -> None:
     for key, old, new in changes:
         raise ConfigError(
             f"{key} was changed from {old} to {new} while records are pending; change it back until nothing is, or "
-            f"{way_out}",
+            f"{start_over(newest.turn)}",
             key=key,
         )
 
@@ -141,10 +135,6 @@ def _changes(adapters: Adapters, before: TurnSettings) -> list[tuple[str, str, s
         ("kafka.isolation", before.isolation, now.kafka.isolation),
     )
     return [(key, old, new) for key, old, new in values if old != new]
-
-
-MOVES = (TurnKind.SKIP, TurnKind.RESET)
-"""Actions that may move a floor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +173,7 @@ def action_plan(
         topic_id, log = logs.get(tp, (known_id, LogBounds(offset, offset)))
         if inside and not log.start <= offset <= log.end:
             raise ConfigError(f"{tp}: offset {offset} is outside the log [{log.start}, {log.end})")
-        acknowledges = kind in MOVES and tp in moves
+        acknowledges = kind.moves_floor and tp in moves
         retries: ValuedRanges[int] = ()
         if isinstance(target, PendingRuns):
             retries = join_attempts(target.starts, target.ends, target.attempts + 1)
@@ -201,7 +191,7 @@ def _action_logs(
     now: it may be truncated, or belong to a topic that was created again. A partition that stays at its floor needs no
     log: retention may have passed the floor, or the topic may be gone.
     """
-    if kind not in MOVES:
+    if not kind.moves_floor:
         return {}
     # Topic ids before bounds. A topic that is created again between the two requests is then stored with its old id,
     # and the next run stops there. In the other order, the old log's bounds would be stored under the new id.
@@ -212,13 +202,13 @@ def _action_logs(
     for tp, settled in moving.items():
         topic = topics.get(tp.topic)
         topic_id = topic.topic_id if topic else None
-        known_id = settled.topic_id if kind is TurnKind.SKIP else topic_id or ""
+        known_id = topic_id or "" if kind.opens_epoch else settled.topic_id
         check_topic_not_recreated(
             adapters, tp, known_id, topic_id, topic is not None and tp.partition in topic.partitions
         )
     with_leader = [tp for tp in lane if tp.topic in topics and topics[tp.topic].partitions.get(tp.partition)]
     bounds = adapters.cluster.bounds([*moving, *with_leader])
-    if kind is TurnKind.SKIP:
+    if not kind.opens_epoch:
         check_not_truncated(adapters, moving, bounds)
     else:
         # A partition that stays at its floor takes over a log that was cut above it, and reads it from there on. If it
@@ -229,7 +219,7 @@ def _action_logs(
     return {
         tp: (topics[tp.topic].topic_id, log)
         for tp, log in bounds.items()
-        if tp in moving or (kind is TurnKind.RESET and _floor_is_in(tp, lane[tp], topics[tp.topic].topic_id, log))
+        if tp in moving or (kind.opens_epoch and _floor_is_in(tp, lane[tp], topics[tp.topic].topic_id, log))
     }
 
 

@@ -4,14 +4,14 @@ Airflow configures the tracing of its tasks (`[traces] otel_on`), and the driver
 task. So the spans of a turn are children of those of Airflow's tasks. The command configures nothing. In a process that
 has not loaded OpenTelemetry, a span is nothing but a call: this module imports no part of it.
 
-A span holds the names of pipeline, lane and run, the numbers of the turn, and counts. It never holds a key, a value or
-the text of an error.
+A span holds the names of pipeline, lane and run, the numbers of the turn, its code, and counts. It never holds a key, a
+value or the text of an error.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from ackline.errors import AcklineError
 from ackline.lane.adapters import Adapters
@@ -19,13 +19,8 @@ from ackline.ledger.turns import TurnId
 
 PREFIX = "ackline"
 """The prefix of the names of all spans, and of their attributes."""
-
-
-class Note(Protocol):
-    """Adds attributes to a span."""
-
-    def __call__(self, turn: TurnId | None = None, /, **attributes: int | float | bool) -> None:
-        """Adds the number of a turn, and counts."""
+Note = Callable[..., None]
+"""Adds the number of a turn and counts to a span, as attributes: `note(turn, records=3)`."""
 
 
 @contextmanager
@@ -37,14 +32,16 @@ def span(adapters: Adapters, name: str, turn: TurnId | None = None) -> Iterator[
     """
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None:
-        yield _note_nothing
+        yield lambda *_, **__: None
         return
     with api.get_tracer(PREFIX).start_as_current_span(
         f"{PREFIX}.{name}", record_exception=False, set_status_on_exception=False
     ) as current:
 
-        def note(turn: TurnId | None = None, /, **attributes: int | float | bool) -> None:
-            numbers: Mapping[str, int | float | bool] = {} if turn is None else {"epoch": turn.epoch, "turn": turn.n}
+        def note(turn: TurnId | None = None, /, **attributes: int | float | bool | str) -> None:
+            numbers: Mapping[str, int | float | bool | str] = (
+                {} if turn is None else {"epoch": turn.epoch, "turn": turn.n}
+            )
             for key, value in {**numbers, **attributes}.items():
                 current.set_attribute(f"{PREFIX}.{key}", value)
 
@@ -59,7 +56,3 @@ def span(adapters: Adapters, name: str, turn: TurnId | None = None) -> Iterator[
             kind = error.kind if isinstance(error, AcklineError) else type(error).__name__
             current.set_status(api.Status(api.StatusCode.ERROR, kind))
             raise
-
-
-def _note_nothing(turn: TurnId | None = None, /, **attributes: int | float | bool) -> None:
-    pass

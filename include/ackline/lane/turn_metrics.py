@@ -5,22 +5,28 @@ report that is stored with the commit of outcomes is the only source of their co
 report, counts and gaps are unknown, and are stored as unknown.
 """
 
+import contextlib
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 
 from ackline.errors import AcklineError
 from ackline.lane.adapters import Adapters
+from ackline.lane.plans import lane_ranges
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.metrics import TurnReport, fetch_metrics, lag_seconds, partition_metrics, retries_in, totals_after
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
-from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnKind, is_backfill
+from ackline.ledger.states import Signals, signals_after
+from ackline.ledger.turns import Plan, SettledPartition, Settlement, is_backfill
 from ackline.pipeline.pipeline import TurnSettings
 from ackline.tables.store import LedgerStore
 from ackline.tables.turn_outcomes import TurnOutcomes
 
+log = logging.getLogger(__name__)
 _ATTEMPTS = (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED)
 
 
@@ -94,35 +100,100 @@ def with_metrics(
     report: TurnReport | None,
 ) -> dict[TopicPartition, SettledPartition]:
     """Returns a settlement's partitions with `metrics` and `totals`; the same in every process that computes them."""
-    seconds = _lag_seconds_of(adapters, plan, {tp: settled.state for tp, settled in partitions.items()})
+    logs = {tp: log for tp in partitions if (log := _log_at(plan, before, tp)) is not None}
+    waiting = _first_unsettled(adapters, logs, {tp: settled.state for tp, settled in partitions.items()})
+    expiries, chosen = expiries_of(adapters, waiting), lane_ranges(adapters, plan.turn.epoch)
     now, measured = adapters.now(), {}
     for tp, settled in partitions.items():
-        previous, rows = before.partitions.get(tp), outcomes.rows.get(tp, ())
-        log = _planned_log(plan, tp)
-        fetched = fetch_metrics(previous.metrics if previous else None, report.fetches.get(tp) if report else None)
+        previous, rows, log = before.partitions.get(tp), outcomes.rows.get(tp, ()), logs.get(tp)
+        earlier = previous.metrics if previous else None
+        age = lag_seconds(tp in waiting, waiting.get(tp), now) if log is not None else None
+        metrics = partition_metrics(settled.state, log, settled.committed, rows, now, age)
+        lag = log and max(0, log.end - settled.state.floor)
+        if chosen is not None:
+            # A backfill lane is not behind the log's end: it is behind what it was to read.
+            lag = settled.state.unsettled_in(chosen[tp])
+            metrics["lag"] = float(lag)
+        metrics |= fetch_metrics(earlier, report.fetches.get(tp) if report else None)
+        unrecorded = report.counts.get(tp, {}) if report is not None and not report.recorded else {}
+        metrics |= signals_after(
+            earlier, rows, moved=settled.state.floor != settled.old_floor, lag=lag,
+            new_records=outcomes.attempted_fresh.get(tp, 0), retention_at=expiries.get(tp), now=now,
+            without_row=sum(unrecorded.get(word, 0) for word in (Outcome.FAILED, Outcome.DROPPED)),
+        )  # fmt: skip
         measured[tp] = replace(
             settled,
-            metrics=partition_metrics(settled.state, log, settled.committed, rows, now, seconds.get(tp)) | fetched,
+            metrics=metrics,
             totals=totals_after(previous.totals if previous else None, settled.counts, retries_in(rows)),
         )
     return measured
 
 
-def _lag_seconds_of(
-    adapters: Adapters, plan: Plan, states: Mapping[TopicPartition, PartitionState]
-) -> dict[TopicPartition, float | None]:
-    """Returns the age in seconds of the first record at or above each floor; 0 if no record waits there.
+def metrics_without_effect(plan: Plan, before: Settlement, tp: TopicPartition, now: datetime) -> dict[str, float]:
+    """Returns the metrics of a partition after a turn that is void: those before it, with the log that its plan saw."""
+    settled = before.partitions[tp]
+    earlier, log = settled.metrics or {}, _log_at(plan, before, tp)
+    lag = int(earlier["lag"]) if "lag" in earlier else None
+    metrics = fetch_metrics(earlier)
+    if log is not None:
+        lag = max(0, log.end - settled.state.floor)
+        metrics |= {"log_start": float(log.start), "log_end": float(log.end)}
+    if lag is not None:
+        metrics["lag"] = float(lag)
+    retention_at = Signals.of(earlier).retention_at
+    return metrics | signals_after(earlier, (), moved=False, lag=lag, new_records=0, retention_at=retention_at, now=now)
+
+
+def _first_unsettled(
+    adapters: Adapters, logs: Mapping[TopicPartition, LogBounds], states: Mapping[TopicPartition, PartitionState]
+) -> dict[TopicPartition, datetime | None]:
+    """Returns the time of the first record at or above the floor of each partition that is behind its log.
 
     None if the broker has no time for it. A broker that does not answer fails no settlement: these are metrics.
     """
-    logs = {tp: log for tp in states if (log := _planned_log(plan, tp)) is not None}
     behind = {tp: max(states[tp].floor, log.start) for tp, log in logs.items() if states[tp].floor < log.end}
     try:
         times = adapters.cluster.record_times(behind) if behind else {}
     except AcklineError:
         times = {}
-    now = adapters.now()
-    return {tp: lag_seconds(tp in behind, times.get(tp), now) for tp in logs}
+    return {tp: times.get(tp) for tp in behind}
+
+
+def expiries_of(
+    adapters: Adapters, first_unsettled: Mapping[TopicPartition, datetime | None]
+) -> dict[TopicPartition, datetime]:
+    """Returns the earliest time at which retention may take the first record of each partition that is not settled.
+
+    That is the record's time plus `retention.ms`, because Kafka removes a segment when its newest record is that old.
+    Leaves out partitions without a known time of that record, and without retention by time.
+    """
+    try:
+        policies = adapters.cluster.policies({tp.topic for tp, time in first_unsettled.items() if time is not None})
+    except AcklineError as error:
+        log.warning("the retention of the topics is not known: %s", error)
+        return {}
+    expiries = {}
+    for tp, time in first_unsettled.items():
+        policy = policies.get(tp.topic)
+        if time is not None and policy is not None and policy.retention is not None:
+            with contextlib.suppress(OverflowError):  # beyond the calendar: it keeps its records for good
+                expiries[tp] = time + policy.retention
+    return expiries
+
+
+def _log_at(plan: Plan, before: Settlement, tp: TopicPartition) -> LogBounds | None:
+    """Returns the bounds of the log, as the plan of a run has seen them; None if they are not known.
+
+    An action reads no log. It carries on the bounds of the settlement before, so that a lane which a reset has put back
+    is not taken for settled.
+    """
+    if plan.kind.replays or is_backfill(plan.turn.lane):
+        return _planned_log(plan, tp)
+    settled = before.partitions.get(tp)
+    stored = settled.metrics if settled is not None and settled.metrics else {}
+    if "log_start" not in stored or "log_end" not in stored:
+        return None
+    return LogBounds(int(stored["log_start"]), int(stored["log_end"]))
 
 
 def _planned_log(plan: Plan, tp: TopicPartition) -> LogBounds | None:
@@ -131,7 +202,7 @@ def _planned_log(plan: Plan, tp: TopicPartition) -> LogBounds | None:
     Such a plan stores an empty log at `complete_to`. For a paused or parked partition, the same bounds may stand for a
     real log that is empty there. The two look the same, so these bounds count as unknown too.
     """
-    if plan.kind is not TurnKind.RUN or tp not in plan.partitions or is_backfill(plan.turn.lane):
+    if not plan.kind.replays or tp not in plan.partitions or is_backfill(plan.turn.lane):
         return None  # a backfill lane is not behind the log's end: it reads what was chosen
     planned = plan.partitions[tp]
     empty = planned.log.start == planned.log.end == planned.complete_to

@@ -24,7 +24,6 @@ copy would take a commit of the newer one for its own as soon as it had as many 
 what was handed out (I7).
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -33,6 +32,7 @@ from typing import NamedTuple
 
 from ackline.errors import GroupMoved, NewerCommit
 from ackline.ledger.offsets import TopicPartition
+from ackline.stored import Stored
 
 
 class Committed(NamedTuple):
@@ -43,8 +43,9 @@ class Committed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CommitMetadata:
-    """The metadata of a commit of Ackline: which pipeline, from which ledger, at which turn."""
+class CommitMetadata(Stored):
+    """The metadata of a commit of Ackline: which pipeline, from which ledger, at which turn. Kafka stores it as JSON
+    with the offset, and other clients may store anything with theirs (S31)."""
 
     ledger: str
     """The id of the ledger: of its settlements table."""
@@ -54,25 +55,9 @@ class CommitMetadata:
     stamp: str = ""
     """What `stamp_of` returns for the settlement, or for the plan of a claim; "" in a commit of an earlier version."""
 
-    def encode(self) -> str:
-        """The text that Kafka stores with the offset: JSON `{ledger, pipeline, epoch, n, stamp}`."""
-        fields = {"ledger": self.ledger, "pipeline": self.pipeline, "epoch": self.epoch, "n": self.n}
-        return json.dumps(fields | ({"stamp": self.stamp} if self.stamp else {}))
-
-    @classmethod
-    def decode(cls, metadata: str) -> "CommitMetadata | None":
-        """The metadata in a text that `encode` made, or None for any other text. Never raises: other clients may store
-        anything with their commits (S31)."""
-        try:
-            fields = json.loads(metadata)
-            ledger, pipeline, epoch, n = (fields[key] for key in ("ledger", "pipeline", "epoch", "n"))
-            stamp = fields.get("stamp", "")
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return None
-        texts = all(isinstance(text, str) for text in (ledger, pipeline, stamp))
-        if not texts or not all(type(number) is int and number >= 0 for number in (epoch, n)):
-            return None
-        return cls(ledger, pipeline, epoch, n, stamp)
+    def __post_init__(self) -> None:
+        if self.epoch < 0 or self.n < 0:
+            raise ValueError("no turn has a negative number")
 
 
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
@@ -85,13 +70,13 @@ def stamp_of(what: str, run_id: str, at: datetime) -> str:
 
 def is_of_pipeline(committed: Committed | None, pipeline: str) -> bool:
     """Whether this pipeline made the commit, from this ledger or another one."""
-    metadata = CommitMetadata.decode(committed.metadata) if committed else None
+    metadata = CommitMetadata.decode_or_none(committed.metadata if committed else None)
     return metadata is not None and metadata.pipeline == pipeline
 
 
 def is_of_ledger(committed: Committed | None, pipeline: str, ledger: str) -> bool:
     """Whether this pipeline made the commit from this ledger."""
-    metadata = CommitMetadata.decode(committed.metadata) if committed else None
+    metadata = CommitMetadata.decode_or_none(committed.metadata if committed else None)
     return metadata is not None and (metadata.pipeline, metadata.ledger) == (pipeline, ledger)
 
 
@@ -113,7 +98,7 @@ def check_commit_allowed(
     foreign = not is_of_ledger(committed, newest.pipeline, newest.ledger)
     if foreign and committed.offset == acknowledged_foreign_offset:
         return
-    metadata = CommitMetadata.decode(committed.metadata)
+    metadata = CommitMetadata.decode_or_none(committed.metadata)
     where = f"{tp}: the group holds offset {committed.offset}"
     if metadata is None or metadata.pipeline != newest.pipeline:
         raise GroupMoved(

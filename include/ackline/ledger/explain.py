@@ -1,20 +1,19 @@
 """What holds the floor of a partition, and what became of one offset and of its tuples, in plain sentences. Pure.
 
-The caller reads the evidence: from the broker (`actions/explain.py`), or from the tables (`tables/history.py`).
+The caller reads the evidence: from the broker (`answers/explain.py`), or from the tables (`audit/history.py`).
 No state is a guess: a gap is an offset that an effective turn has read and that has no row, although the turn stored
 its rows. The task that decides an attempt at a record writes what became of its tuples, step by step, as a `Story`: the
 acker, or the task of the source where the tree ends there.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import NamedTuple
 
 import numpy as np
 
+from ackline import stored
 from ackline.errors import counted
 from ackline.handler import SOURCE
 from ackline.ledger.answers import SKIPPED_IN_TREE
@@ -174,7 +173,8 @@ def span(duration: timedelta) -> str:
     return counted(seconds, "second")
 
 
-class StepStory(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StepStory:
     """The tuples of one record at one step. A tuple that was skipped is in none of the numbers."""
 
     acked: int
@@ -182,30 +182,29 @@ class StepStory(NamedTuple):
     missing: int
     """Tuples that were sent to the step, and that it neither acked nor failed: a join held them, or they got lost."""
 
+    @property
+    def count(self) -> int:
+        """How many tuples the step got, without those that were skipped."""
+        return self.acked + self.failed + self.missing
+
 
 Story = Mapping[str, StepStory]
 """By step, in the order of the pipeline file; only the steps that a tuple of the record has reached."""
 
 
-def encode(steps: Iterable[tuple[str, StepStory]]) -> str:
+def encode_story(steps: Iterable[tuple[str, StepStory]]) -> str:
     """Returns the steps as the text that the tables hold. Leaves out each step that no tuple has reached."""
-    reached = {name: step._asdict() for name, step in steps if any(step)}
-    return json.dumps(reached, separators=(",", ":"))
+    return stored.encode({name: step for name, step in steps if step.count})
 
 
-def decode(text: str | None) -> Story | None:
-    """Returns the story in a text of the tables; None if it holds none: another version of Ackline may have written
-    it."""
-    try:
-        steps = json.loads(text or "null")
-        return {str(name): StepStory(*(int(of[key]) for key in StepStory._fields)) for name, of in steps.items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
+def decode_story(text: str | None) -> Story | None:
+    """Returns the story in a text of the tables; None without a text, and if it is damaged."""
+    return stored.decode_or_none(text, dict[str, StepStory])
 
 
 def story_json(story: Story | None) -> dict[str, dict[str, int]] | None:
     """Returns the story as `ackline explain --json` prints it."""
-    return None if story is None else {name: step._asdict() for name, step in story.items()}
+    return None if story is None else {name: asdict(step) for name, step in story.items()}
 
 
 def story_text(story: Story) -> str:
@@ -214,7 +213,7 @@ def story_text(story: Story) -> str:
 
 
 def _step_text(name: str, step: StepStory) -> str:
-    count = sum(step)
+    count = step.count
     if count == step.acked:
         return f"its tuple at {name} was acked" if count == 1 else f"all of its {count} tuples at {name} were acked"
     if count == 1:
@@ -259,6 +258,14 @@ class Event:
     """What became of the record's tuples; None of an acked attempt, and without steps."""
     letter: str | None = None
     """Of the decision that the record is dead: where its dead letter is, as TOPIC[PARTITION] OFFSET."""
+    error_place: str | None = None
+    """Of a failed attempt: the line of the handler's code that failed."""
+
+    @property
+    def cause(self) -> str:
+        """What went wrong, and where; empty if nothing did."""
+        at = f" at {self.error_place}" if self.error_place else ""
+        return ": ".join(filter(None, [f"{self.error_class or ''}{at}".strip(), self.error_message]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +303,8 @@ class OffsetEvidence:
     log: LogBounds | None = None
     """The readable log now; None if it is not known."""
     next_run: str = NEXT_RUN
+    new_code: str | None = None
+    """The code of the turn of the first failure, if that turn was the first one with this code; otherwise None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +345,12 @@ def attempt_sentence(event: Event) -> str:
     return f"Attempt {event.attempt} {words[event.outcome]}{cause}{story}."
 
 
+def first_failure(events: Sequence[Event]) -> Event | None:
+    """Returns the first attempt that failed, in the newest epoch of these events; None if none did."""
+    of = (Outcome.FAILED, Outcome.DROPPED)
+    return next((e for e in events if e.attempt and e.outcome in of and e.epoch == events[-1].epoch), None)
+
+
 def pending_at(state: PartitionState, offset: int) -> Pending | None:
     """Returns the state of a pending offset; None if it is not pending."""
     index = int(index_of_range(np.array([offset], dtype=np.int64), state.pending.ranges)[0])
@@ -347,7 +362,11 @@ def explain_offset(evidence: OffsetEvidence, now: datetime) -> OffsetExplanation
     state, pending, sentence = _state_of(evidence, now)
     last = evidence.events[-1].epoch if evidence.events else evidence.epoch
     attempts = max((event.attempt for event in evidence.events if event.epoch == last), default=0)
-    text = f"Offset {evidence.offset} of {evidence.tp} {sentence}"
+    failed = first_failure(evidence.events)
+    deploy = ""
+    if failed is not None and evidence.new_code is not None:
+        deploy = f" Its failure was first seen in turn {failed.turn}, the first with code {evidence.new_code}."
+    text = f"Offset {evidence.offset} of {evidence.tp} {sentence}{deploy}"
     return OffsetExplanation(evidence.offset, state, evidence.events, text, attempts, pending)
 
 
@@ -362,7 +381,9 @@ def _state_of(evidence: OffsetEvidence, now: datetime) -> tuple[str, Pending | N
         clause = waiting_sentence(holder, now, evidence.next_run).removeprefix(f"offset {evidence.offset} ")
         reading = evidence.open_turn
         made = f" Turn {reading.turn}, which is open, makes it." if reading else ""
-        return OffsetState.PENDING, pending, clause + made
+        places = [event.error_place for event in evidence.events if event.outcome is Outcome.FAILED]
+        failed = f" The last attempt failed at {places[-1]}." if places and places[-1] else ""
+        return OffsetState.PENDING, pending, clause + failed + made
     if evidence.offset >= state.complete_to:
         return OffsetState.NOT_READ, None, _unread_sentence(evidence, state)
     settled, sentence = _settled_state(evidence)
@@ -429,8 +450,7 @@ def _terminal_sentence(evidence: OffsetEvidence, events: Sequence[Event], termin
     last = failures[-1] if failures and failures[-1].error_class else replace(terminal, error_message=None)
     by_failure = terminal.outcome is Outcome.DEAD or (failures and not terminal.error_class)
     detail = last if by_failure else terminal
-    cause = ": ".join(filter(None, [detail.error_class, detail.error_message]))
-    cause = f" ({cause})" if cause else ""
+    cause = f" ({detail.cause})" if detail.cause else ""
     in_range = f", with all of {terminal.range}" if terminal.range else ""
     epoch = "" if terminal.epoch == evidence.epoch else f" of epoch {terminal.epoch}"
     at = f" on {terminal.at:%Y-%m-%d at %H:%M:%S} UTC" if terminal.at else ""

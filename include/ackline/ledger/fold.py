@@ -97,6 +97,10 @@ class PartitionState:
         """How many offsets are pending of each kind, zeros included."""
         return {kind: self.pending.of_kind(kind).offsets for kind in PendingKind}
 
+    def unsettled_in(self, chosen: Iterable[OffsetRange]) -> int:
+        """How many offsets are not settled in a lane that reads `chosen` ranges: those pending, and those not read."""
+        return self.pending.offsets + sum(max(0, run.end - max(run.start, self.complete_to)) for run in chosen)
+
     @property
     def next_due(self) -> datetime | None:
         """The earliest time at which a turn has something to do here: a retry is due, or a deadline of a record in

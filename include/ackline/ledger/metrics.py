@@ -7,7 +7,6 @@ settle stores what these functions compute in the columns `metrics` and `totals`
 settlement, so a turn that is settled twice counts once.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
+from ackline.stored import decode_or_none, encode
 
 _MILLISECOND = 1_000_000
 
@@ -58,25 +58,28 @@ class StepFigures:
     def encode(self) -> str:
         """Returns the figures as the text that the tables hold: JSON of about 150 bytes a step. Times are in ms."""
         steps = {name: done.numbers() | _encoded(done.execute, "execute_ms") for name, done in self.steps.items()}
-        stored = {"steps": steps, "complete": _encoded(self.latency, "latency_ms")}
-        return json.dumps(stored, separators=(",", ":"))
+        return encode(_StoredFigures(steps, _encoded(self.latency, "latency_ms")))
 
     @classmethod
     def decode(cls, text: str | None) -> "StepFigures | None":
-        """Returns the figures of one turn in a text of the tables; None if it holds none: another version of Ackline
-        may have written it."""
-        try:
-            stored = json.loads(text or "null")
-            steps = {
-                str(name): StepCounts(
-                    **{count: int(done[count]) for count in StepCounts().numbers()},
-                    execute=_decoded(done, "execute_ms"),
-                )
-                for name, done in stored["steps"].items()
-            }
-            return cls(steps, _decoded(stored["complete"], "latency_ms"))
-        except (ValueError, TypeError, KeyError, AttributeError):
+        """Returns the figures of one turn in a text of the tables; None without a text, and if it is damaged."""
+        stored = decode_or_none(text, _StoredFigures)
+        if stored is None:
             return None
+        names = StepCounts().numbers()
+        steps = {
+            step: StepCounts(**{name: int(done.get(name, 0)) for name in names}, execute=_decoded(done, "execute_ms"))
+            for step, done in stored.steps.items()
+        }
+        return cls(steps, _decoded(stored.complete, "latency_ms"))
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredFigures:
+    """Figures as the tables hold them: numbers by name, of each step and of the complete trees."""
+
+    steps: dict[str, dict[str, float]]
+    complete: dict[str, float]
 
 
 def figures_over(stored: Iterable[str | None], names: Sequence[str] | None = None) -> StepFigures:
@@ -115,9 +118,9 @@ def _encoded(durations: Durations, name: str) -> dict[str, float]:
     return {"count": durations.count, name: total, f"{name}_max": longest}
 
 
-def _decoded(stored: Mapping[str, Any], name: str) -> Durations:
-    total, longest = (round(float(stored[key]) * _MILLISECOND) for key in (name, f"{name}_max"))
-    return Durations(int(stored["count"]), total, longest)
+def _decoded(stored: Mapping[str, float], name: str) -> Durations:
+    total, longest = (round(stored.get(key, 0) * _MILLISECOND) for key in (name, f"{name}_max"))
+    return Durations(int(stored.get("count", 0)), total, longest)
 
 
 T = TypeVar("T")
@@ -165,6 +168,27 @@ def timed_fetches(source: Iterable[T], clock: Callable[[], float]) -> Iterator[t
 
 
 @dataclass(frozen=True, slots=True)
+class _StoredPartition:
+    """What a stored report has of a topic-partition. Times are in seconds."""
+
+    counts: CountsByOutcome
+    fetches: int
+    fetch_seconds: float
+    fetch_seconds_max: float
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredReport:
+    """A report as the commit of outcomes holds it: by topic and partition. `steps` is the text of the figures."""
+
+    recorded: bool
+    topics: dict[str, dict[int, _StoredPartition]]
+    steps: str | None = None
+    unacked: int = 0
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TurnReport:
     """What the tasks of a turn report of it."""
 
@@ -177,42 +201,30 @@ class TurnReport:
     """What the steps of the pipeline did; None with neither `steps` nor `outputs`."""
     unacked: int = 0
     """How many attempts ended as `Unacked`; 0 if outcomes are stored as rows, from which settle counts them."""
+    code: str = ""
+    """The code of the process that replayed the turn; empty if it is not known."""
 
     def encode(self) -> str:
         """The text that is stored in the commit of outcomes: JSON of about sixty bytes a partition."""
-        topics: dict[str, dict[str, object]] = {}
+        topics: dict[str, dict[int, _StoredPartition]] = {}
         for tp in sorted({*self.counts, *self.fetches}):
             fetched = self.fetches.get(tp, FetchTimes())
-            topics.setdefault(tp.topic, {})[str(tp.partition)] = {
-                "counts": {str(outcome): number for outcome, number in self.counts.get(tp, {}).items()},
-                "fetches": fetched.count,
-                "fetch_seconds": round(fetched.seconds, 6),
-                "fetch_seconds_max": round(fetched.longest, 6),
-            }
-        extra: dict[str, object] = {}
-        if self.steps is not None:
-            extra["steps"] = self.steps.encode()
-        if self.unacked:
-            extra["unacked"] = self.unacked
-        return json.dumps({"recorded": self.recorded, "topics": topics, **extra}, separators=(",", ":"))
+            seconds, longest = round(fetched.seconds, 6), round(fetched.longest, 6)
+            of_tp = _StoredPartition(self.counts.get(tp, {}), fetched.count, seconds, longest)
+            topics.setdefault(tp.topic, {})[tp.partition] = of_tp
+        steps = self.steps.encode() if self.steps else None
+        return encode(_StoredReport(self.recorded, topics, steps, self.unacked, self.code))
 
     @classmethod
-    def decode(cls, text: str) -> "TurnReport | None":
-        """The report in `text`, or None if it holds none: another version of Ackline may have written it."""
-        counts: dict[TopicPartition, CountsByOutcome] = {}
-        fetches: dict[TopicPartition, FetchTimes] = {}
-        try:
-            report = json.loads(text)
-            for topic, partitions in report["topics"].items():
-                for number, entry in partitions.items():
-                    tp = TopicPartition(topic, int(number))
-                    counts[tp] = {str(outcome): int(rows) for outcome, rows in entry["counts"].items()}
-                    seconds, longest = float(entry["fetch_seconds"]), float(entry["fetch_seconds_max"])
-                    fetches[tp] = FetchTimes(int(entry["fetches"]), seconds, longest)
-            steps = StepFigures.decode(report.get("steps"))
-            return cls(counts, fetches, bool(report["recorded"]), steps, int(report.get("unacked", 0)))
-        except (ValueError, TypeError, KeyError, AttributeError):
+    def decode(cls, text: str | None) -> "TurnReport | None":
+        """Returns the report in a text; None without a text, and if it is damaged."""
+        stored = decode_or_none(text, _StoredReport)
+        if stored is None:
             return None
+        by_tp = {TopicPartition(topic, n): of for topic, parts in stored.topics.items() for n, of in parts.items()}
+        counts = {tp: of.counts for tp, of in by_tp.items()}
+        fetches = {tp: FetchTimes(of.fetches, of.fetch_seconds, of.fetch_seconds_max) for tp, of in by_tp.items()}
+        return cls(counts, fetches, stored.recorded, StepFigures.decode(stored.steps), stored.unacked, stored.code)
 
 
 def totals_after(before: CountsByOutcome | None, counts: CountsByOutcome, retries: int) -> dict[str, int]:

@@ -5,17 +5,18 @@ the table `settlements`, one row a topic-partition; the newest settlement is the
 writes and reads the rows.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+from ackline.errors import FatalError
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRanges
+from ackline.stored import Stored, decode, encode
 
 
 class TurnId(NamedTuple):
@@ -30,15 +31,32 @@ class TurnId(NamedTuple):
         return f"turn {self.n} (lane {self.lane}, epoch {self.epoch}) of {self.pipeline}"
 
 
+IDENTITY_BITS = 24
+_TURN_BITS, MOST_EPOCHS = 27, 1 << 12
+
+
 def number_of(turn: TurnId, identity: int) -> int:
-    """Returns the version of a transaction id that names a turn and, in its low 32 bits, an execution of the turn or
-    what the turn publishes. The versions of later turns are higher."""
-    return turn.n << 32 | identity
+    """Returns the version of a transaction id that names a turn and, in its low IDENTITY_BITS bits, an execution of the
+    turn or what the turn publishes. The versions of later turns are higher, over all epochs of a lane. Raises as
+    `check_numbered` does."""
+    check_numbered(turn)
+    return ((turn.epoch << _TURN_BITS) | turn.n) << IDENTITY_BITS | identity
 
 
-def turn_in(number: int) -> int:
-    """Returns the n of the turn that `number_of` has made a number of."""
-    return number >> 32
+def turn_in(number: int) -> tuple[int, int]:
+    """Returns the epoch and the n of the turn that `number_of` has made a number of."""
+    return divmod(number >> IDENTITY_BITS, 1 << _TURN_BITS)
+
+
+def check_numbered(turn: TurnId, opens_epoch: bool = False) -> None:
+    """Raises FatalError if no number is left for a turn, or for the epoch that it opens: a version has 63 bits."""
+    if turn.epoch + opens_epoch >= MOST_EPOCHS:
+        what = f"a lane has at most {MOST_EPOCHS:,} epochs"
+    elif turn.n >= 1 << _TURN_BITS and not opens_epoch:
+        what = f"an epoch has at most {(1 << _TURN_BITS) - 1:,} turns"
+    else:
+        return
+    raise FatalError(f"{turn} can't be taken: {what}")
 
 
 LIVE = "live"
@@ -52,29 +70,54 @@ def is_backfill(lane: str) -> bool:
     return lane.startswith(BACKFILL)
 
 
-class TurnKind(StrEnum):
-    """What a turn does. A settlement has the kind of its plan, or `void`."""
+class Traits(NamedTuple):
+    """What a kind of turn is like: a row of the table in `TurnKind`."""
 
-    RUN = "run"
+    replays: bool = False
+    """Whether replay hands its records out before settle. Settle alone carries out a turn of any other kind."""
+    may_be_void: bool = False
+    """Whether it may be closed as void. A turn of any other kind is always settled."""
+    is_action: bool = False
+    """Whether an operator asks for it. Runs take a skip or a reset without an operator, too."""
+    moves_floor: bool = False
+    """Whether it settles records as `skipped`, and so may move a floor."""
+    opens_epoch: bool = False
+    """Whether a new epoch of the lane begins after it, with nothing pending, in the logs as they are then."""
+    pauses: bool | None = None
+    """Whether its partitions are paused after it; None if they stay as they are."""
+
+
+class TurnKind(StrEnum):
+    """What a turn does, and its traits. A settlement has the kind of its plan, or `void`."""
+
+    RUN = "run", Traits(replays=True, may_be_void=True)
     """Reads records and calls the handler."""
-    GENESIS = "genesis"
+    GENESIS = "genesis", Traits()
     """Lets partitions join the lane, each at a start that is decided once."""
-    SKIP = "skip"
+    SKIP = "skip", Traits(may_be_void=True, is_action=True, moves_floor=True)
     """Settles everything below a given offset as `skipped`, pending offsets included; or given pending offsets."""
-    RETRY = "retry"
+    RETRY = "retry", Traits(is_action=True)
     """Makes given pending retries due now. It counts as no attempt."""
-    RESET = "reset"
+    RESET = "reset", Traits(is_action=True, moves_floor=True, opens_epoch=True)
     """Begins a new epoch of the lane at given offsets, with nothing pending."""
-    PAUSE = "pause"
+    PAUSE = "pause", Traits(is_action=True, pauses=True)
     """Stops reading the given partitions; their floors are still committed."""
-    RESUME = "resume"
+    RESUME = "resume", Traits(is_action=True, pauses=False)
     """Reads paused partitions again."""
-    VOID = "void"
+    VOID = "void", Traits()
     """Closes a plan that can't be carried out: no state changes, and no row of the turn counts."""
+
+    def __new__(cls, word: str, _: Traits) -> Self:
+        kind = str.__new__(cls, word)
+        kind._value_ = word
+        return kind
+
+    def __init__(self, _: str, traits: Traits) -> None:
+        self.replays, self.may_be_void, self.is_action, self.moves_floor, self.opens_epoch, self.pauses = traits
 
 
 @dataclass(frozen=True, slots=True)
-class AckPosition:
+class AckPosition(Stored):
     """How far a lane has read its ack topic. Offsets of another topic of the same name mean nothing."""
 
     topic: str
@@ -82,28 +125,19 @@ class AckPosition:
     next: Mapping[int, int] = field(default_factory=dict)
     """By partition, the first offset that is not read yet. A partition that is missing here is read from its start."""
     leader_epochs: Mapping[int, int] = field(default_factory=dict)
-    """By partition, the leader epoch under which everything below `next` was read; not where the broker gives none."""
+    """By partition, the leader epoch under which everything below `next` was read; not where the broker gives none, and
+    not in a position of an earlier version."""
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the position for the tables."""
-        numbers = {str(partition): offset for partition, offset in sorted(self.next.items())}
-        epochs = {str(partition): epoch for partition, epoch in sorted(self.leader_epochs.items())}
-        return {"topic": self.topic, "topic_id": self.topic_id, "next": numbers, "leader_epochs": epochs}
-
-    @classmethod
-    def of_json(cls, stored: Mapping[str, Any]) -> "AckPosition":
-        """Returns the position that the tables hold."""
-        numbers = {int(partition): int(offset) for partition, offset in stored["next"].items()}
-        # Positions of an earlier version have no leader epochs.
-        epochs = {int(partition): int(epoch) for partition, epoch in stored.get("leader_epochs", {}).items()}
-        return cls(str(stored["topic"]), str(stored["topic_id"]), numbers, epochs)
+        """Returns the position for the settings of a plan."""
+        return decode(self.encode(), dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerReport:
     """What settle has made of the answers of a turn, and where the next turn reads on."""
 
-    position: AckPosition
+    position: AckPosition = AckPosition("", "")
     counts: Mapping[str, int] = field(default_factory=dict)
     """How many answers were applied or ignored, by `ackline.ledger.answers`' words; zeros are left out."""
     warnings: tuple[str, ...] = ()
@@ -114,17 +148,13 @@ class AnswerReport:
         return AnswerReport(self.position)
 
     def encode(self) -> str:
-        """Returns the report as the text that the tables hold."""
-        stored = {**self.position.as_json(), "counts": dict(self.counts), "warnings": list(self.warnings)}
-        return json.dumps(stored, separators=(",", ":"))
+        """Returns the report as the text that the tables hold: its fields beside those of the position."""
+        return encode({**asdict(self.position), "counts": self.counts, "warnings": self.warnings})
 
     @classmethod
     def decode(cls, text: str | None) -> "AnswerReport | None":
-        """Returns the report in a text of the tables; None if there is none."""
-        if not text:
-            return None
-        stored = json.loads(text)
-        return cls(AckPosition.of_json(stored), dict(stored["counts"]), tuple(stored["warnings"]))
+        """Returns the report in a text of the tables; None without a text. Raises DamagedError for any other text."""
+        return None if text is None else replace(decode(text, cls), position=AckPosition.decode(text))
 
 
 ACK_POSITION = "ack_position"
@@ -221,11 +251,14 @@ class Settlement:
     answers: AnswerReport | None = None
     """What became of the answers from outside, and how far they are read; None if no turn has had an ack topic."""
     outputs: str = ""
-    """The `ackline.pipeline.outputs.OutputsOfTurn` that the turn publishes, encoded; empty if it has no rows for
+    """The `ackline.ledger.published.OutputsOfTurn` that the turn publishes, encoded; empty if it has no rows for
     tables, and none wait for records in flight."""
     steps: StepFigures | None = None
     """What the steps did in the turn; None with neither `steps` nor `outputs`, or if the Delta log has expired the
     report of the tasks."""
+    code: str = ""
+    """The code that replayed the turn; that of its plan if no task has reported any. Empty if it is not known, and in
+    an action."""
 
     @property
     def closed_by_operator(self) -> bool:
@@ -284,12 +317,15 @@ class Plan:
     """Who started the run: `airflow`, or the user of the command."""
     reason: str = ""
     """Why the turn was taken, such as the reason an operator gave; empty in a run of the live lane."""
+    code: str = ""
+    """The code of the process that stored the plan of a run, such as a git commit; see `ackline.lane.code`. Another
+    process may replay the plan by other code, so the settlement has a `code` of its own. Empty if it is not known."""
 
     @property
     def ack_position(self) -> AckPosition | None:
         """From where the turn reads its answers from outside; None if it has no ack topic."""
         stored = self.settings.get(ACK_POSITION)
-        return None if stored is None else AckPosition.of_json(stored)
+        return None if stored is None else AckPosition.decode(encode(stored))
 
     @property
     def reads_single_offsets(self) -> bool:
@@ -299,7 +335,7 @@ class Plan:
     @property
     def empty(self) -> bool:
         """Whether the turn reads nothing at all; then replay starts no Spark."""
-        return self.kind is not TurnKind.RUN or all(planned.empty for planned in self.partitions.values())
+        return not self.kind.replays or all(planned.empty for planned in self.partitions.values())
 
 
 class MarkerKind(StrEnum):

@@ -42,6 +42,9 @@ class ApiError(FatalError):
         return self.status == 0 or self.status >= 500
 
 
+FAILED_FOR_NOW = retry_if_exception(lambda error: isinstance(error, ApiError) and error.transient)
+
+
 class AirflowApi:
     """The Airflow at `url`, used by one user. The first request fetches a token."""
 
@@ -63,19 +66,14 @@ class AirflowApi:
     def call(self, method: str, path: str, body: object = None) -> Any:
         """Returns the response to a request for a path below /api/v2. Raises ApiError on any failure.
 
-        Asks again, twice, if it fails for now: the machine may just be busy. A POST does something anew each time, so
-        it is made once.
+        Repeats a request that failed for now, up to twice: the machine may just be busy. A POST does something anew
+        each time, so it is made once.
         """
         return self._call(method, path, body, tries=1 if method == "POST" else TRIES)
 
     def _call(self, method: str, path: str, body: object, tries: int) -> Any:
-        def for_now(error: BaseException) -> bool:
-            return isinstance(error, ApiError) and error.transient
-
-        retrying = Retrying(
-            retry=retry_if_exception(for_now), stop=stop_after_attempt(tries), wait=wait_fixed(POLL_SECONDS),
-            reraise=True,
-        )  # fmt: skip
+        wait = wait_fixed(POLL_SECONDS)
+        retrying = Retrying(retry=FAILED_FOR_NOW, stop=stop_after_attempt(tries), wait=wait, reraise=True)
         return retrying(lambda: self._request(method, f"/api/v2{path}", body, self.token()))
 
     def healthy(self, since: datetime) -> bool:
@@ -91,13 +89,8 @@ class AirflowApi:
 
     def wait_for_dag(self, dag_id: str, seconds: float = 180) -> None:
         """Waits until Airflow has parsed the DAG. Raises FatalError with all import errors if it takes too long."""
-
-        def not_yet(error: BaseException) -> bool:
-            return isinstance(error, ApiError) and (error.status == 404 or error.transient)
-
-        retrying = Retrying(
-            retry=retry_if_exception(not_yet), stop=stop_after_delay(seconds), wait=wait_fixed(POLL_SECONDS)
-        )
+        not_yet = FAILED_FOR_NOW | retry_if_exception(lambda error: isinstance(error, ApiError) and error.status == 404)
+        retrying = Retrying(retry=not_yet, stop=stop_after_delay(seconds), wait=wait_fixed(POLL_SECONDS))
         try:
             retrying(self.call, "GET", f"/dags/{_quoted(dag_id)}")
         except RetryError:
@@ -111,7 +104,7 @@ class AirflowApi:
         self.call("PATCH", f"/dags/{_quoted(dag_id)}", {"is_paused": False})
 
     def pause(self, dag_id: str) -> None:
-        """Starts no further run of the DAG. Airflow does not go on with a run that is under way, either."""
+        """Pauses the DAG: Airflow starts no further run of it, and does not go on with a run that is under way."""
         self.call("PATCH", f"/dags/{_quoted(dag_id)}", {"is_paused": True})
 
     def trigger(self, dag_id: str, conf: dict[str, object] | None = None) -> str:
@@ -149,12 +142,8 @@ class AirflowApi:
 
     def wait(self, dag_id: str, run_id: str, timeout: float) -> str:
         """Waits until the run has ended, and returns its last state. Raises TimeoutError with the tasks' states."""
-        retrying = Retrying(
-            retry=retry_if_result(lambda state: state not in ENDED)
-            | retry_if_exception(lambda error: isinstance(error, ApiError) and error.transient),
-            stop=stop_after_delay(timeout),
-            wait=wait_fixed(POLL_SECONDS),
-        )
+        not_ended = FAILED_FOR_NOW | retry_if_result(lambda state: state not in ENDED)
+        retrying = Retrying(retry=not_ended, stop=stop_after_delay(timeout), wait=wait_fixed(POLL_SECONDS))
         try:
             return str(retrying(self.run_state, dag_id, run_id))
         except RetryError:

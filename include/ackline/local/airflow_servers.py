@@ -4,7 +4,6 @@ Each server leads a session, and its tasks run in that session. So `stop` can en
 standalone` does not offer. Port, login and secrets are saved in the home: an Airflow started there again is the same.
 """
 
-import json
 import os
 import secrets
 import signal
@@ -13,14 +12,15 @@ import sys
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ackline.errors import FatalError
 from ackline.local.airflow_api import AirflowApi
 from ackline.local.connection import LOOPBACK
-from ackline.local.processes import Server, Startable, end, free_ports, save, start, wait_until
+from ackline.local.processes import Server, Startable, end, end_of, free_ports, save, start, wait_until
+from ackline.stored import Stored
 from ackline.tables.lease import ProcessIdentity
 
 READY_SECONDS = 180.0
@@ -33,8 +33,8 @@ SERVERS = ("api-server", "scheduler", "dag-processor", "triggerer")
 
 
 @dataclass(frozen=True, slots=True)
-class SavedAirflow:
-    """What a home keeps of its Airflow. `processes` are the pid and the start of each server that was started last."""
+class SavedAirflow(Stored):
+    """Ports and secrets of the Airflow of a home. `processes` are pid and start of each server last started."""
 
     port: int
     log_port: int
@@ -90,7 +90,7 @@ class LocalAirflow(AirflowApi, Startable):
         triggerer: bool = True,
     ) -> None:
         self.home = home.absolute()
-        saved = _saved(self.home) or SavedAirflow.new()
+        saved = SavedAirflow.read(self.home / SAVED) or SavedAirflow.new()
         self._saved = replace(saved, port=port or saved.port, processes=[])
         super().__init__(self._saved.url, USERNAME, self._saved.password)
         self.viewer = AirflowApi(self.url, "viewer", self._saved.viewer_password)
@@ -219,7 +219,7 @@ class LocalAirflow(AirflowApi, Startable):
                 command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
             ).returncode
         if status != 0:
-            raise FatalError(f"`airflow db migrate` failed: {_end_of(self.home / 'migrate.log')}")
+            raise FatalError(f"`airflow db migrate` failed: {end_of(self.home / 'migrate.log')}")
         done.touch()
 
     def _start(self, name: str) -> None:
@@ -228,7 +228,7 @@ class LocalAirflow(AirflowApi, Startable):
         server = start(command, env=environment, log=log, folder=self.home, detached=self._detached)
         self._servers.append((name, server))
         processes = [(server.identity.pid, server.identity.started) for _, server in self._servers]
-        save(self.home / SAVED, asdict(replace(self._saved, processes=processes)))
+        save(self.home / SAVED, replace(self._saved, processes=processes))
 
     def _wait_until_healthy(self, since: datetime) -> None:
         healthy = wait_until(lambda: bool(self._ended()) or self.healthy(since), READY_SECONDS, poll_seconds=0.2)
@@ -236,17 +236,16 @@ class LocalAirflow(AirflowApi, Startable):
             raise self._not_healthy(self._ended() or self._names)
 
     def _ended(self) -> list[str]:
-        """Returns the servers that do not run, although they were started."""
         return [name for name, server in dict(self._servers).items() if not server.alive()]
 
     def _not_healthy(self, names: Iterable[str]) -> FatalError:
-        logs = "\n".join(f"{name}: {_end_of(self.log_of(name))}" for name in names)
+        logs = "\n".join(f"{name}: {end_of(self.log_of(name))}" for name in names)
         return FatalError(f"Airflow did not start; {self.home} has the logs:\n{logs}")
 
 
 def running(home: Path) -> AirflowApi | None:
     """Returns the Airflow that runs in a home, also if another process started it; None if no server runs."""
-    saved = _saved(home)
+    saved = SavedAirflow.read(home / SAVED)
     if saved is None or not any(identity.alive() for identity in saved.identities):
         return None
     return AirflowApi(saved.url, USERNAME, saved.password)
@@ -254,20 +253,9 @@ def running(home: Path) -> AirflowApi | None:
 
 def stop_running(home: Path) -> bool:
     """Ends the Airflow of a home and its tasks, also if another process started it; returns whether it was running."""
-    saved = _saved(home)
+    saved = SavedAirflow.read(home / SAVED)
     if saved is None:
         return False
     was_running = running(home) is not None
     end(saved.identities, STOP_SECONDS)
     return was_running
-
-
-def _saved(home: Path) -> SavedAirflow | None:
-    try:
-        return SavedAirflow(**json.loads((home / SAVED).read_text()))
-    except FileNotFoundError:
-        return None
-
-
-def _end_of(log: Path) -> str:
-    return log.read_text(errors="replace")[-800:].strip()

@@ -6,12 +6,10 @@ again is the same cluster.
 """
 
 import os
-import socket
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -19,8 +17,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from ackline.errors import FatalError
-from ackline.local.connection import LOOPBACK, SAVED, SavedBroker, read_saved
-from ackline.local.processes import Server, Startable, end, free_ports, save, start, wait_until
+from ackline.local.connection import LOOPBACK, SAVED, SavedBroker, listens
+from ackline.local.processes import Server, Startable, end, end_of, free_ports, save, start, wait_until
 from ackline.spark import jars
 from ackline.tables.lease import ProcessIdentity
 
@@ -89,7 +87,7 @@ class Broker(Startable):
         self._heap_mb = heap_mb
         self._detached = detached
         self._server: Server | None = None
-        saved = read_saved(self.directory)
+        saved = SavedBroker.read(self.directory / SAVED)
         client, controller = (saved.port, saved.controller_port) if saved else free_ports(2)
         self.port = port or client
         self._controller_port = controller
@@ -101,14 +99,14 @@ class Broker(Startable):
 
     @property
     def pid(self) -> int:
-        """Its process number. Raises FatalError while it does not run."""
+        """The broker's process number. Raises FatalError while it does not run."""
         if self._server is None:
             raise FatalError("the broker is not running")
         return self._server.pid
 
     @property
     def log(self) -> Path:
-        """The file with its output."""
+        """The file with the broker's output."""
         return self.directory / "broker.log"
 
     def start(self) -> None:
@@ -128,7 +126,7 @@ class Broker(Startable):
         try:
             process = self._server.identity
             saved = SavedBroker(self.port, self._controller_port, process.pid, process.started)
-            save(self.directory / SAVED, asdict(saved))
+            save(self.directory / SAVED, saved)
             self._wait_until_ready()
         except BaseException:
             self.kill()
@@ -208,11 +206,8 @@ class Broker(Startable):
         return next(line.partition("=")[2] for line in stored.splitlines() if line.startswith("cluster.id="))
 
     def _wait_until_ready(self) -> None:
-        def listens() -> bool:
-            with socket.socket() as client:
-                return client.connect_ex((self.bootstrap.partition(":")[0], self.port)) == 0
-
-        if wait_until(lambda: self._ended() or listens(), READY_SECONDS) and not self._ended():
+        host = self.bootstrap.partition(":")[0]
+        if wait_until(lambda: self._ended() or listens(self.port, host), READY_SECONDS) and not self._ended():
             probe = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "ackline-probe", "log_level": 0})
             try:
                 ready = wait_until(lambda: self._ended() or _has_coordinator(probe), READY_SECONDS)
@@ -220,8 +215,7 @@ class Broker(Startable):
                 probe.close()
             if ready and not self._ended():
                 return
-        end_of_log = self.log.read_text(errors="replace")[-800:].strip()
-        raise FatalError(f"the broker did not start; {self.log} ends with: {end_of_log}")
+        raise FatalError(f"the broker did not start; {self.log} ends with: {end_of(self.log)}")
 
     def _ended(self) -> bool:
         return self._server is None or not self._server.alive()
@@ -229,7 +223,7 @@ class Broker(Startable):
 
 def running(directory: Path) -> SavedBroker | None:
     """Returns the broker that runs in a folder, also if another process started it; None if none runs."""
-    saved = read_saved(directory)
+    saved = SavedBroker.read(directory / SAVED)
     return saved if saved is not None and identity_of(saved).alive() else None
 
 
@@ -243,7 +237,7 @@ def stop_running(directory: Path) -> bool:
 
 
 def identity_of(saved: SavedBroker) -> ProcessIdentity:
-    """Returns the identity of the process that a folder names as its broker."""
+    """Returns the process of a saved broker, identified by its number and its start."""
     return ProcessIdentity(saved.pid, saved.started)
 
 

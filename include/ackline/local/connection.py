@@ -1,13 +1,12 @@
-"""The Kafka connection of a pipeline for the command: what its id means, or the broker of `ackline dev up`.
+"""The Kafka connection of a pipeline for the command: the one with its id, or the broker of `ackline dev up`.
 
-`ackline.pipeline.connections` finds a connection in Airflow or in the environment. The connection `kafka_default` alone
+`ackline.forms.connections` finds a connection in Airflow or in the environment. The connection `kafka_default` alone
 may be undefined: it is then the broker of `ackline dev up` or of a kept demo, found by the file that it saved. Any
 other name is of a real cluster, and a mistyped one must not lead to another broker.
 
 Every command that finds a connection imports this module, so it imports neither psutil nor Airflow nor Kafka clients.
 """
 
-import json
 import os
 import socket
 from collections.abc import Mapping
@@ -16,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ackline.errors import ConfigError
-from ackline.pipeline.connections import find_connection, variable_of
+from ackline.forms.connections import find_connection, variable_of
 from ackline.pipeline.folder import project_root
 from ackline.pipeline.pipeline import Pipeline
 from ackline.pipeline.properties import properties_of_connection
+from ackline.stored import Stored
 
 LOOPBACK = "127.0.0.1"
 SAVED = "broker.json"
@@ -27,7 +27,7 @@ SAVED = "broker.json"
 
 
 @dataclass(frozen=True, slots=True)
-class SavedBroker:
+class SavedBroker(Stored):
     """The last broker started in a folder: its ports, its process number, and when that process started."""
 
     port: int
@@ -51,25 +51,17 @@ def demo_folder() -> Path:
     return project_root() / ".ackline" / "demo"
 
 
-def read_saved(directory: Path) -> SavedBroker | None:
-    """Returns the last broker started in a folder, running or not; None if none was."""
-    try:
-        return SavedBroker(**json.loads((directory / SAVED).read_text()))
-    except FileNotFoundError:
-        return None
-
-
 def dev_bootstrap() -> str | None:
     """Returns the address of the broker that is up: that of `ackline dev`, else the demo's; None if neither listens."""
     for folder in (dev_folder(), demo_folder() / "broker"):
-        saved = read_saved(folder)
-        if saved is not None and _runs(saved.pid) and _listens(saved.port):
+        saved = SavedBroker.read(folder / SAVED)
+        if saved is not None and _runs(saved.pid) and listens(saved.port):
             return saved.bootstrap
     return None
 
 
 def _runs(pid: int) -> bool:
-    """Returns whether a process has this number; with the port that it saved listening, it is that broker."""
+    """Returns whether a process has this number. If its saved port listens too, it is the broker."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -79,21 +71,22 @@ def _runs(pid: int) -> bool:
     return True
 
 
-def _listens(port: int) -> bool:
+def listens(port: int, host: str = LOOPBACK) -> bool:
+    """Returns whether a server takes connections on a port."""
     with socket.socket() as client:
         client.settimeout(1)
-        return client.connect_ex((LOOPBACK, port)) == 0
+        return client.connect_ex((host, port)) == 0
 
 
 DEV_CONNECTION = "kafka_default"
-"""The connection that the broker of `ackline dev` stands for."""
+"""The connection that the broker of `ackline dev` replaces where it is not defined."""
 
 
 def connection_of(pipeline: Pipeline) -> Mapping[str, Any] | None:
     """Returns the properties of the pipeline's connection; None if the file names bootstrap servers itself.
 
     Raises ConfigError if the connection is not defined, can't be read, or logs in by a Python callback, and
-    TransientError if Airflow can't be asked for it.
+    TransientError if Airflow does not answer the lookup.
     """
     name = pipeline.kafka.connection
     if name is None:

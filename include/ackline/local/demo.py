@@ -56,7 +56,7 @@ def main(keep: bool) -> int:
     """
     console = show.console()
     try:
-        with _raise_on_signals(), _cleaned_up() as cleanup:
+        with _cleaned_up() as cleanup:
             proved = _run(console, keep, cleanup)
             if keep:
                 cleanup.pop_all()
@@ -70,34 +70,28 @@ def main(keep: bool) -> int:
 
 
 @contextmanager
-def _raise_on_signals() -> Iterator[None]:
-    """Raises DemoInterrupted on the first Ctrl-C, SIGTERM or closed terminal; later signals are ignored."""
+def _cleaned_up() -> Iterator[ExitStack]:
+    """Yields a stack that is unwound at the end, after an error too.
+
+    Raises DemoInterrupted on the first Ctrl-C, SIGTERM or closed terminal. Later signals are ignored, and none
+    interrupts the clean-up.
+    """
+
+    def ignore_signals() -> None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        _ignore_signals()
+        ignore_signals()
         raise DemoInterrupted(number)
 
-    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _ignore_signals() -> None:
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-@contextmanager
-def _cleaned_up() -> Iterator[ExitStack]:
-    """Yields a stack that is unwound at the end, after an error too. No signal interrupts the clean-up."""
-    with ExitStack() as cleanup:
+    with ExitStack() as restored, ExitStack() as cleanup:
+        for number in SIGNALS:
+            restored.callback(signal.signal, number, signal.signal(number, interrupt))
         try:
             yield cleanup
         finally:
-            _ignore_signals()
+            ignore_signals()
 
 
 def _run(console: Console, keep: bool, cleanup: ExitStack) -> bool:
@@ -148,12 +142,12 @@ def _run_shop(console: Console, broker: Broker, airflow: LocalAirflow, reader: R
     _run_until_settled(console, airflow, reader)
     with _paused(airflow, reader):
         proved = _check_and_show(console, reader, counts)
-        outputs = prove_outputs(reader.audit, reader.pipeline.name, produced)
-    for sentence in outputs.differences:
+        rows, differences = prove_outputs(reader.audit, reader.pipeline.name, produced)
+    for sentence in differences:
         console.print(f"[red]{sentence}[/]")
-    if not outputs.differences:
-        console.print(show.proved_outputs(counts, outputs.rows))
-    return proved and not outputs.differences
+    if not differences:
+        console.print(show.proved_outputs(counts, rows))
+    return proved and not differences
 
 
 def _produce(
@@ -214,7 +208,7 @@ def _run_until_settled(console: Console, airflow: LocalAirflow, reader: RunReade
 
 @contextmanager
 def _paused(airflow: LocalAirflow, reader: RunReader) -> Iterator[None]:
-    """Pauses the DAG between two of its runs: the checker would find the turn of a run open that is under way.
+    """Pauses the DAG between two of its runs: while a run is under way, the checker would find its turn open.
 
     Airflow does not go on with a run whose DAG is paused. So the DAG waits for a run that the schedule has started, and
     is paused once no run is left. Raises FatalError after `RUN_SECONDS`.
@@ -226,7 +220,7 @@ def _paused(airflow: LocalAirflow, reader: RunReader) -> Iterator[None]:
             airflow.pause(dag)
             if set(airflow.runs(dag).values()) <= set(ENDED):
                 return True
-            airflow.unpause(dag)  # the schedule came between the question and the pause
+            airflow.unpause(dag)  # the schedule has started a run between the look and the pause
         return False
 
     if not wait_until(pause_between_runs, RUN_SECONDS, POLL_SECONDS):
@@ -257,7 +251,6 @@ def _wait_for_next_run(console: Console, airflow: LocalAirflow, dag: str, shown:
 
 
 def _end_of_failed_log(airflow: LocalAirflow, dag: str, run: str) -> str:
-    """Returns the last lines of the log of the first task that did not succeed."""
     tasks = airflow.task_states(dag, run)
     done = ("success", "skipped")  # plan skips a replay that would find nothing to read
     failed = next((name for name in ("plan", "replay", "settle") if tasks.get(name) not in done), "plan")

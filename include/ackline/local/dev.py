@@ -31,7 +31,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 def read_records(path: Path) -> Iterator[RecordLine]:
-    """Yields the record of each line that is not blank. Raises ConfigError with the line of what is none."""
+    """Yields the record of each line in a file, but blank ones. Raises ConfigError with the line that is no record."""
     try:
         with path.open(encoding="utf-8") as file:
             yield from parse_records(file, path)
@@ -41,7 +41,7 @@ def read_records(path: Path) -> Iterator[RecordLine]:
 
 
 def parse_records(lines: Iterable[str], path: Path) -> Iterator[RecordLine]:
-    """Yields the record of each line that is not blank. Raises ConfigError with the line of what is none."""
+    """Yields the record of each line that is not blank. Raises ConfigError with the line that is no record."""
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text:
@@ -166,8 +166,8 @@ def dev_produce(topic: str, count: int) -> str:
 def dev_produce_file(topic: str, path: Path) -> str:
     """Produces the records of a file to the broker that is up, and returns a sentence about them.
 
-    Creates the topics as `dev_produce` does. The whole file is read first: of a file with a line that is no record,
-    nothing is produced. Raises ConfigError for such a file and if no broker is up, FatalError if records are refused.
+    Creates topic and dead-letter topic where they are missing. The file is read first: if a line is no record, nothing
+    is produced. Raises ConfigError for such a file and if no broker is up, FatalError if records are refused.
     """
     records = list(read_records(path))
     up = _broker_with_topics(topic)

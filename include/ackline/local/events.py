@@ -64,22 +64,22 @@ class OrderCounts:
 
     @property
     def dead(self) -> int:
-        """How many end on the dead-letter topic."""
+        """How many records end on the dead-letter topic."""
         return self.by_kind[OrderKind.REFUSED] + self.by_kind[OrderKind.MALFORMED]
 
     @property
     def skipped(self) -> int:
-        """How many the pipeline skips."""
+        """How many records the pipeline skips."""
         return self.by_kind[OrderKind.TOMBSTONE]
 
     @property
     def acked(self) -> int:
-        """How many are acked in the end."""
+        """How many records are acked in the end."""
         return self.records - self.dead - self.skipped
 
 
 _DRAWN = 300
-"""Chosen so that of the first 1,000 orders each kind comes early in partition 0, where the README looks at them."""
+"""Added to the seed. So each kind is early in partition 0 among the first 1,000 orders, for the README."""
 
 
 def orders(count: int, seed: int = 0) -> Iterator[OrderEvent]:
@@ -164,7 +164,7 @@ def produce(bootstrap: str, topic: str, records: Iterable[RecordLine], *, timeou
 
 
 def produce_orders(bootstrap: str, topic: str, events: Iterable[OrderEvent]) -> OrderCounts:
-    """Produces each event once, as `produce` does, and returns the counts."""
+    """Produces each event once, and returns the counts. Raises what `produce` raises."""
     counts: Counter[OrderKind] = Counter()
 
     def counted() -> Iterator[RecordLine]:
@@ -203,28 +203,21 @@ def shop_orders(count: int, seed: int = 0) -> Iterator[OrderEvent]:
         yield OrderEvent(order_id.encode(), value, kind)
 
 
-@dataclass(frozen=True, slots=True)
-class OutputRows:
-    """The rows of the two output tables, without the columns that Ackline adds; how often each row is there.
-
-    `totals` counts (order, items, amount in cents), `rejected` counts (order, product).
-    """
-
-    totals: Counter[tuple[Any, ...]]
-    rejected: Counter[tuple[Any, ...]]
+TOTALS, REJECTED = "order_totals", "rejected_items"
+OUTPUTS = {TOTALS: ("order_id", "items", "amount"), REJECTED: ("order_id", "product")}
+"""The output tables of `shop`, with their columns besides those that Ackline adds. An amount is in cents."""
 
 
-def expected_rows(orders: Iterable[OrderEvent]) -> OutputRows:
-    """Returns the rows that the tables must have once all `orders` are settled: none of a REFUSED order."""
-    expected = OutputRows(Counter(), Counter())
+def expected_rows(orders: Iterable[OrderEvent]) -> dict[str, Counter[tuple[Any, ...]]]:
+    """Returns how often each table must have each row once all `orders` are settled: no row of a REFUSED order."""
+    expected: dict[str, Counter[tuple[Any, ...]]] = {table: Counter() for table in OUTPUTS}
     for event in orders:
         if event.kind is OrderKind.REFUSED or event.value is None:
             continue
         order = json.loads(event.value)
         priced = [item for item in order["items"] if item["product"] != SOLD_OUT]
         amount = sum(PRICES[item["product"]] * item["quantity"] for item in priced)
-        expected.totals[order["order_id"], len(priced), amount] += 1
-        expected.rejected.update(
-            (order["order_id"], item["product"]) for item in order["items"] if item["product"] == SOLD_OUT
-        )
+        expected[TOTALS][order["order_id"], len(priced), amount] += 1
+        rejected = (item["product"] for item in order["items"] if item["product"] == SOLD_OUT)
+        expected[REJECTED].update((order["order_id"], product) for product in rejected)
     return expected

@@ -9,7 +9,6 @@ connections. So a server that is killed finds its port still free when it starts
 meanwhile can't be connected to itself.
 """
 
-import json
 import os
 import random
 import signal
@@ -26,6 +25,7 @@ from typing import Self
 import psutil
 
 from ackline.local.connection import LOOPBACK
+from ackline.stored import encode
 from ackline.tables.lease import ProcessIdentity
 
 LOWEST = 15_000
@@ -79,11 +79,11 @@ class Startable(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Starts it and waits until it is ready."""
+        """Starts the server and waits until it is ready."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends it. May be called repeatedly."""
+        """Ends the server. May be called repeatedly."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -97,7 +97,7 @@ def save(file: Path, content: object) -> None:
     """Writes a value as JSON for its owner alone, all of it or nothing. It may hold a password."""
     scratch = file.with_suffix(".new")
     scratch.touch(mode=0o600)
-    scratch.write_text(json.dumps(content))
+    scratch.write_text(encode(content))
     scratch.replace(file)
 
 
@@ -209,6 +209,11 @@ def wait_until(ready: Callable[[], bool], seconds: float, poll_seconds: float = 
             return False
         time.sleep(poll_seconds)
     return True
+
+
+def end_of(log: Path) -> str:
+    """Returns the end of a server's log, for an error."""
+    return log.read_text(errors="replace")[-800:].strip()
 
 
 def _family(leader: ProcessIdentity) -> set[ProcessIdentity]:

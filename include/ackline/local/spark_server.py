@@ -1,24 +1,22 @@
 """A Spark Connect server on a loopback port, for `ackline dev spark` and the tests: a Spark that stays warm.
 
-Who reaches the port could run code as this user, so the server takes only clients that have its token. The token is in
+A client of the server can run code as this user, so it takes only clients that have its token. The token is in
 the file that the folder of the server saves for its owner alone, where `ackline.spark.master` finds it.
 """
 
 import os
 import secrets
-import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from ackline.errors import ConfigError, FatalError
-from ackline.local.connection import LOOPBACK
-from ackline.local.processes import Server, Startable, end, free_ports, save, start, wait_until
-from ackline.pipeline.connections import without_airflow
+from ackline.forms.connections import without_airflow
+from ackline.local.connection import LOOPBACK, listens
+from ackline.local.processes import Server, Startable, end, end_of, free_ports, save, start, wait_until
 from ackline.spark.jars import jar_settings
 from ackline.spark.jvm import driver_options
-from ackline.spark.master import DEV_SERVER, SavedServer, dev_spark_folder, read_server
+from ackline.spark.master import DEV_SERVER, SavedServer, dev_spark_folder
 from ackline.spark.settings import LOOPBACK as LOOPBACK_SETTINGS
 from ackline.spark.settings import OF_SESSION, REQUIRED_SETTINGS
 from ackline.tables.lease import ProcessIdentity
@@ -54,12 +52,12 @@ class SparkServer(Startable):
 
     @property
     def url(self) -> str:
-        """What a client connects to, with the token."""
+        """The address for clients, with the token."""
         return f"sc://localhost:{self.port}/;token={self._token}"
 
     @property
     def log(self) -> Path:
-        """The file with its output."""
+        """The file with the server's output."""
         return self.directory / "spark.log"
 
     def start(self) -> None:
@@ -76,12 +74,11 @@ class SparkServer(Startable):
         environment.setdefault("PYSPARK_PYTHON", sys.executable)
         self._server = start(command, env=environment, log=self.log, folder=self.directory, detached=self._detached)
         try:
-            if not wait_until(lambda: self._ended() or self._listens(), READY_SECONDS) or self._ended():
-                text = self.log.read_text(errors="replace")[-800:].strip()
-                raise FatalError(f"the Spark Connect server did not start; {self.log} ends with: {text}")
+            if not wait_until(lambda: self._ended() or listens(self.port), READY_SECONDS) or self._ended():
+                raise FatalError(f"the Spark Connect server did not start; {self.log} ends with: {end_of(self.log)}")
             process = self._server.identity
             saved = SavedServer(self.port, process.pid, process.started, self._token)
-            save(self.directory / DEV_SERVER, asdict(saved))
+            save(self.directory / DEV_SERVER, saved)
         except BaseException:
             self.stop()
             raise
@@ -115,14 +112,10 @@ class SparkServer(Startable):
     def _ended(self) -> bool:
         return self._server is None or not self._server.alive()
 
-    def _listens(self) -> bool:
-        with socket.socket() as client:
-            return client.connect_ex((LOOPBACK, self.port)) == 0
-
 
 def running(directory: Path) -> SavedServer | None:
     """Returns the server that runs in a folder, also if another process started it; None if none runs."""
-    saved = read_server(directory)
+    saved = SavedServer.read(directory / DEV_SERVER)
     return saved if saved is not None and ProcessIdentity(saved.pid, saved.started).alive() else None
 
 

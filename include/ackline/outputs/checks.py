@@ -1,61 +1,30 @@
-"""What a run checks of the outputs of a pipeline before it stores anything, and where its tasks stage rows.
+"""What is checked of the outputs of a pipeline before a plan is stored, and what tasks need to write to them."""
 
-It checks tables, topics, and the files of rows that wait for records in flight. Rows are staged below the folder of the
-pipeline's live tables.
-"""
-
-import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING
 
-from ackline.errors import AcklineError, ConfigError, LedgerError
+from ackline.delta.folder import prove_conditional_put
+from ackline.errors import ConfigError, LedgerError
 from ackline.lane.adapters import Adapters
-from ackline.lane.claim import void_command
-from ackline.ledger.offsets import OffsetRange, arrays_of
-from ackline.ledger.pending import PendingKind
-from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind, is_backfill
-from ackline.pipeline.arguments import id_of
-from ackline.pipeline.folder import lane_folder
-from ackline.pipeline.outputs import (
-    Output,
-    OutputsOfTurn,
-    StagedTable,
-    earlier_after,
-    given_up_after,
-    kept_after,
-    published_after,
+from ackline.lane.commit import Publish
+from ackline.lane.ways_out import Way, advises_numbers
+from ackline.ledger.published import kept_after
+from ackline.ledger.turns import Plan, Settlement, TurnId, TurnKind, check_numbered
+from ackline.outputs.expected import expected_of, older_copy_error, unexpected
+from ackline.outputs.output_table import (
+    check_columns,
+    check_place,
+    check_staged_columns,
+    location_of,
+    place_of,
+    table_of,
 )
+from ackline.outputs.staged import check_kept_files, leaves_in_flight, outputs_of, staging_folder
+from ackline.pipeline.outputs import Output
 from ackline.scrub import scrub_address
-from ackline.tables.errors import folder_errors
-from ackline.tables.folder import Folder, prove_conditional_put
-from ackline.tables.object_store import is_remote
-from ackline.tables.output_table import check_columns, check_place
-from ackline.tables.publish import check_staged_columns, table_of
-from ackline.tables.published import Published, application_of, check_last_published, older_copy
-from ackline.tables.store import LedgerStore
 
 if TYPE_CHECKING:
     from ackline.worker.settings import OutputTargets
-
-T = TypeVar("T")
-
-_STAGING = ".staging"
-
-
-def staging_root(adapters: Adapters) -> str:
-    """Returns the folder below which all lanes of the pipeline stage rows: a path or URI."""
-    return f"{lane_folder(adapters.store.root, adapters.pipeline.name, LIVE)}/{_STAGING}"
-
-
-def folder_name(turn: TurnId) -> str:
-    """Returns the name of a turn's folder below the staging root."""
-    return f"{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}"
-
-
-def staging_folder(adapters: Adapters, turn: TurnId) -> str:
-    return f"{staging_root(adapters)}/{folder_name(turn)}"
 
 
 def check_outputs(adapters: Adapters) -> str:
@@ -76,7 +45,7 @@ def check_outputs_of(adapters: Adapters, plan: Plan, probe: bool = True) -> None
     A plan that reads nothing stages no row, and an idle run must not cost requests to each table. The rows that such a
     turn may publish wait since earlier turns, and settle looks at their tables before it stores the settlement.
     """
-    if plan.kind is TurnKind.RUN and not plan.empty:
+    if not plan.empty:
         _checked_columns(adapters, probe)
 
 
@@ -88,22 +57,42 @@ def output_targets(adapters: Adapters, plan: Plan) -> "OutputTargets | None":
     outputs are one table, and FatalError or TransientError if one can't be reached.
     """
     from ackline.kafka.config import inlined_certificates
-    from ackline.worker.settings import OutputTargets
 
     if not outputs_of(adapters):
         return None
-    columns = _checked_columns(adapters)
     has_topics = any(output.topic is not None for output in outputs_of(adapters))
+    # Tasks of another machine have none of the driver's files.
+    kafka = inlined_certificates({name: str(value) for name, value in adapters.kafka.items()}) if has_topics else {}
+    return _targets(adapters, plan.turn, staging_folder(adapters, plan.turn), _checked_columns(adapters), kafka)
+
+
+def targets_to_try(adapters: Adapters, turn: TurnId, folder: str) -> "OutputTargets | None":
+    """Returns targets that stage rows in `folder` and send nothing to topics; None without outputs. Writes nothing.
+    Raises what `output_targets` raises."""
+    if not outputs_of(adapters):
+        return None
+    return _targets(adapters, turn, folder, _checked_columns(adapters, probe=False), None)
+
+
+def _targets(
+    adapters: Adapters,
+    turn: TurnId,
+    folder: str,
+    columns: Mapping[int, Mapping[str, str] | None],
+    producer: Mapping[str, str] | None,
+) -> "OutputTargets":
+    from ackline.worker.settings import OutputTargets
+
     return OutputTargets(
-        plan.turn,
-        staging_folder(adapters, plan.turn),
+        turn,
+        folder,
         {number: known for number, known in columns.items() if known is not None},
         {
             output.number: _initial_columns(adapters, output)
             for output in outputs_of(adapters)
             if columns.get(output.number, {}) is None
         },
-        inlined_certificates({name: str(value) for name, value in adapters.kafka.items()}) if has_topics else {},
+        producer,
     )
 
 
@@ -114,7 +103,7 @@ def _checked_columns(adapters: Adapters, probe: bool = True) -> dict[int, dict[s
     _check_distinct_tables(adapters, outputs)
     columns = {output.number: _columns(adapters, output, probe) for output in outputs}
     if outputs:
-        _check_last_published(adapters, outputs)
+        _check_expected(adapters, outputs)
         _check_kept_columns(adapters, {output.table: columns[output.number] for output in outputs if output.table})
     return columns
 
@@ -125,11 +114,11 @@ def _check_distinct_tables(adapters: Adapters, outputs: Iterable[Output]) -> Non
     first: dict[str, Output] = {}
     for output in outputs:
         assert output.table is not None
-        other = first.setdefault(place := place_of(adapters.store, output.table), output)
+        other = first.setdefault(location := location_of(adapters.store, output.table), output)
         if other is not output:
             raise ConfigError(
                 f"outputs.{other.number}.table ({other.table}) and outputs.{output.number}.table ({output.table}) are "
-                f"one table, at {scrub_address(place)}; give one of the outputs both streams: `from: [A, B]`",
+                f"one table, at {scrub_address(location)}; give one of the outputs both streams: `from: [A, B]`",
                 key=f"outputs.{output.number}.table",
             )
 
@@ -145,11 +134,6 @@ def _check_topics(adapters: Adapters) -> None:
                 f"the output. Nothing was handled",
                 key="outputs",
             )
-
-
-def outputs_of(adapters: Adapters) -> tuple[Output, ...]:
-    topology = adapters.pipeline.topology
-    return topology.all_outputs if topology is not None else ()
 
 
 def _columns(adapters: Adapters, output: Output, probe: bool) -> dict[str, str] | None:
@@ -169,181 +153,58 @@ def _columns(adapters: Adapters, output: Output, probe: bool) -> dict[str, str] 
 
 def _check_kept_columns(adapters: Adapters, columns: Mapping[str, Mapping[str, str] | None]) -> None:
     """Raises ConfigError if rows wait for records in flight that do not fit the columns that their table has now."""
-    newest = adapters.store.newest()
-    for staged in kept_after(newest.outputs if newest is not None else ""):
-        for known in of_table(adapters.store, columns, staged.table):
-            if known is not None:
-                check_staged_columns(staged.table, staged.columns, known)
+    newest, store = adapters.store.newest(), adapters.store
+    waiting = kept_after(newest.outputs) if newest is not None else ()
+    known = {location_of(store, name): of_table for name, of_table in columns.items()} if waiting else {}
+    for staged in waiting:
+        if (of_table := known.get(location_of(store, staged.table))) is not None:
+            check_staged_columns(staged.table, staged.columns, of_table)
 
 
 def _initial_columns(adapters: Adapters, output: Output) -> dict[str, str]:
     """Returns the columns that the tasks of a turn begin from when they infer those of a table that does not exist yet:
     the columns of rows that wait for records in flight, because all these rows go to the same table."""
-    newest = adapters.store.newest()
-    place = place_of(adapters.store, str(output.table))
-    waiting = kept_after(newest.outputs if newest is not None else "")
-    staged = [table for table in waiting if place_of(adapters.store, table.table) == place]
+    newest, store = adapters.store.newest(), adapters.store
+    location = location_of(store, str(output.table))
+    waiting = kept_after(newest.outputs) if newest is not None else ()
+    staged = [table for table in waiting if location_of(store, table.table) == location]
     return {name: kind for table in staged for name, kind in table.columns.items()}
 
 
-def last_published(store: LedgerStore, settlement: Settlement, application: str) -> dict[str, Published]:
-    """Returns by output table what the lane has published there last, once the turn of a settlement is published.
-
-    `application` is the transaction id of a lane and epoch. If it is not that of the settlement, the numbers are those
-    of an earlier epoch, or of an earlier id of the ledger.
-    """
-    outputs = OutputsOfTurn.decode(settlement.outputs) if settlement.outputs else None
-    if outputs is None:
-        return {}
-    given_up = store.given_up(settlement.turn) if outputs.tables else ()
-    earlier, numbers, doubtful = earlier_after(outputs, application, given_up), {}, {}
-    if outputs.application == application:
-        numbers, doubtful = published_after(outputs, given_up), given_up_after(outputs, given_up)
-    names = numbers.keys() | doubtful.keys() | earlier.keys()
-    return {name: Published(numbers.get(name), doubtful.get(name, ()), earlier.get(name)) for name in names}
-
-
-def published_in(store: LedgerStore, published: Mapping[str, Published], name: str) -> Published:
-    """Returns what the lane has published in a table last, by whatever name the pipeline file has called the table
-    then."""
-    found = of_table(store, published, name)
-    number = max((last.number for last in found if last.number is not None), default=None)
-    given_up = tuple(n for last in found for n in last.given_up if number is None or n > number)
-    return Published(number, given_up, _newest_of(last.earlier for last in found))
-
-
-def _newest_of(earlier: Iterable[tuple[str, int] | None]) -> tuple[str, int] | None:
-    """Returns the newest of some transaction ids with their numbers: the last one of the last epoch."""
-    known = [(int(application.split("/")[-2]), number, application) for application, number in filter(None, earlier)]
-    return (max(known)[2], max(known)[1]) if known else None
-
-
-def of_table(store: LedgerStore, by_name: Mapping[str, T], name: str) -> list[T]:
-    """Returns the values of all names by which pipeline files have called a table."""
-    place = place_of(store, name)
-    return [value for other, value in by_name.items() if place_of(store, other) == place]
-
-
-def place_of(store: LedgerStore, table: str) -> str:
-    """Returns where an output table is: a path or a URI, the same one for each name of the table."""
-    uri = table_of(store, table).uri
-    return uri if is_remote(uri) else os.path.realpath(uri)
-
-
-def _check_last_published(adapters: Adapters, outputs: Iterable[Output]) -> None:
+def _check_expected(adapters: Adapters, outputs: Iterable[Output]) -> None:
     """Raises LedgerError if the ledger or an output table is an older copy: before a turn is planned that could not be
     published."""
-    newest = adapters.store.newest()
-    if newest is None or not newest.outputs:
+    newest, store = adapters.store.newest(), adapters.store
+    if newest is None:
         return
-    lane = _OutputsOfLane(adapters.store, newest)
-    application = lane.application
+    # A lane that has published nothing yet is looked at, too: its table may be newer than this copy of the ledger.
+    expected = expected_of(store, newest)
     for output in outputs:
-        assert output.table is not None
-        held, expected = lane.held_and_expected(output.table)
-        try:
-            check_last_published(newest.turn, output.table, held, application, expected)
-        except LedgerError:
-            now = adapters.store.newest()
-            if now is not None and now.turn == newest.turn:
-                plan = adapters.store.open_plan(now)
-                first = (
-                    f"close {plan.turn}, which is open, with `{void_command(plan.turn)}`" if plan is not None else ""
-                )
-                check_last_published(newest.turn, output.table, held, application, expected, first)
-            return  # another process has published a later turn meanwhile, and this one's plan is refused
+        place = place_of(store, str(output.table), expected)
+        why = unexpected(store, newest.turn, place, expected.get(place, {}))
+        if why is not None:
+            now = store.newest()
+            if now is None or now.turn != newest.turn:
+                return  # another process has published a later turn meanwhile, and this one's plan is refused
+            plan = store.open_plan(now)
+            first = f"close {plan.turn}, which is open, with `{Way.VOID.of(plan.turn)}`" if plan is not None else ""
+            raise older_copy_error(newest.turn, why, first)
 
 
-class _OutputsOfLane:
-    """What a lane has published in each output table, as of its newest settlement."""
-
-    def __init__(self, store: LedgerStore, newest: Settlement) -> None:
-        self._store = store
-        self._newest = OutputsOfTurn.decode(newest.outputs) if newest.outputs else None
-        self.application = application_of(store.ledger_id(), newest.turn)
-        self.published = last_published(store, newest, self.application)
-        # A run publishes the newest turn before it stores its plan. Until then a table holds the turn before it;
-        # afterwards such a table is an older copy.
-        self._waiting = self._newest.tables if self._newest is not None else {}
-        if self._waiting and store.is_published(newest.turn):
-            self._waiting = {}
-
-    def held_and_expected(self, name: str) -> tuple[Mapping[str, int], Published]:
-        """Returns all transaction ids of a table, and what the lane expects among them."""
-        held, waits = table_of(self._store, name).transactions(), of_table(self._store, self._waiting, name)
-        newest = self._newest
-        if newest is None or not waits or held.get(self.application) == newest.number:
-            return held, published_in(self._store, self.published, name)
-        given_up = [number for numbers in of_table(self._store, newest.given_up, name) for number in numbers]
-        return held, Published(waits[0].after, given_up, _newest_of(of_table(self._store, newest.earlier, name)))
-
-
-def older_copies(store: LedgerStore, newest: Settlement) -> dict[str, str]:
-    """Returns by output table why the table or the ledger is an older copy; empty if each table that can be read holds
-    what the lane of the store has published there last."""
-    lane, found = _OutputsOfLane(store, newest), dict[str, str]()
-    for name in {place_of(store, name): name for name in lane.published}.values():
-        with suppress(AcklineError):  # of a table that can't be read, which is another state
-            held, expected = lane.held_and_expected(name)
-            if why := older_copy(newest.turn, name, held, lane.application, expected):
-                found[name] = why
-    return found
-
-
-def older_copies_of_backfills(store: LedgerStore) -> dict[str, str]:
-    """Returns by backfill lane of the pipeline why an output table or the lane is an older copy, with what to do. No
-    run of the live lane looks at them, and a backfill that is settled has no run."""
-    found = {}
-    for lane in filter(is_backfill, store.lanes()):
-        of_lane = store.other_lane(lane)
-        newest = of_lane.newest()
-        if newest is not None and (why := older_copies(of_lane, newest)):
-            found[lane] = (
-                f"{'; '.join(why.values())}. Restore the newer copy, or choose its offsets in another backfill"
-            )
-    return found
-
-
-def leaves_in_flight(newest: Settlement, skip: Plan) -> bool:
-    """Returns whether a record is in flight after a skip. If none is, the skip drops all rows that wait."""
-    for tp, settled in newest.partitions.items():
-        in_flight = settled.state.pending.of_kind(PendingKind.IN_FLIGHT)
-        if tp in skip.partitions:
-            planned = skip.partitions[tp]
-            in_flight = in_flight.minus(arrays_of([OffsetRange(0, planned.fresh.start)]))
-            in_flight = in_flight.minus(arrays_of(planned.retries))
-        if len(in_flight):
-            return True
-    return False
-
-
-def check_kept_files(adapters: Adapters, newest: Settlement) -> None:
-    """Raises LedgerError if files of rows that wait for records in flight are gone or cut short: before a turn that may
-    need them is planned, because an operator action that is planned has to be settled. A reset needs none of them, nor
-    does a skip after which no record is in flight."""
-    waiting, root = kept_after(newest.outputs), staging_root(adapters)
-    with folder_errors(root):
-        lost = lost_files(root, waiting)
-    if lost:
-        raise LedgerError(
-            f"{newest.turn}: {len(lost)} of {sum(len(table.files) for table in waiting)} files with rows that wait for "
-            f"records in flight are gone or cut short below {root} ({lost[0]}). Restore that folder from a backup. "
-            f"Without one, {kept_rows_advice(newest.turn)}"
-        )
-
-
-def lost_files(root: str, tables: Iterable[StagedTable]) -> list[str]:
-    """Returns which of these files below the staging root are gone or have another size. Raises OSError."""
-    files = [file for table in tables for file in table.files]
-    found = Folder(root).filesystem.get_file_info([file.path for file in files]) if files else []
-    return [file.path for file, info in zip(files, found, strict=True) if info.size != file.size]
-
-
-def kept_rows_advice(turn: TurnId) -> str:
-    """Returns what to do about a lane whose rows of records in flight are lost, as the end of a sentence."""
-    if turn.lane == LIVE:
-        return f"read the records in flight again with `ackline reset {turn.pipeline} --to floor --reason …`"
-    return (
-        f"end the backfill with `ackline backfill {turn.pipeline} --cancel {id_of(turn.lane)}`, and choose its offsets "
-        f"again in another one"
-    )
+def store_plan(adapters: Adapters, newest: Settlement, plan: Plan, publish: Publish) -> bool:
+    """Stores the plan after `newest`. Returns False if its number is taken. Raises what `publish` and
+    `check_outputs_of` raise, before anything of the turn is stored. The rows of `newest` are published first: a turn
+    whose number is taken has been published everywhere, so no two turns of a lane are ever half published."""
+    with advises_numbers(plan.turn, plan.kind.opens_epoch):
+        check_numbered(plan.turn, plan.kind.opens_epoch)
+    publish(adapters, newest)
+    try:
+        if plan.kind.replays or (plan.kind is TurnKind.SKIP and leaves_in_flight(newest, plan)):
+            check_kept_files(adapters, newest)
+        check_outputs_of(adapters, plan)
+    except LedgerError:
+        now = adapters.store.newest()
+        if now is not None and (now.turn.epoch, now.turn.n) > (newest.turn.epoch, newest.turn.n):
+            return False  # another process has settled a later turn, and removed what this one has looked for
+        raise
+    return adapters.store.store_plan(plan)

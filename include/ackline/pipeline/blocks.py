@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    Discriminator,
     Field,
     PlainSerializer,
     Tag,
@@ -214,9 +213,7 @@ class RetryBlock(StrictBlock):
 
     def policy_of_numbers(self) -> RetryPolicy:
         """The policy without `by_error` and `class`."""
-        return RetryPolicy(
-            self.initial_delay, self.period, self.multiplier, self.max_delay, self.max_retries, self.jitter
-        )
+        return RetryPolicy(**{name: getattr(self, name) for name in RetryNumbers.model_fields})
 
 
 class RetryNumbers(StrictBlock):
@@ -237,11 +234,7 @@ class RetryNumbers(StrictBlock):
 
 RetryOverride = Annotated[
     Annotated[RetryNumbers, Tag(MAPPING)] | Annotated[Literal["never"], Tag("never")],
-    Discriminator(
-        mapping_or("never", RetryNumbers),
-        custom_error_type="retry_override",
-        custom_error_message="write the keys that differ, such as {max_retries: 1}, or never",
-    ),
+    mapping_or("never", RetryNumbers, "write the keys that differ, such as {max_retries: 1}, or never"),
 ]
 
 

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Self
 
@@ -13,11 +13,10 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     PlainSerializer,
     PlainValidator,
-    ValidationInfo,
-    model_validator,
 )
 
 from ackline.ledger.backoff import duration_text, parse_duration
@@ -27,6 +26,7 @@ _STREAM_NAME = r"^[A-Za-z0-9][\w.-]{0,99}$"
 _STEP_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
 _STREAM_OF_STEP = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}(\.[A-Za-z0-9][A-Za-z0-9_-]{0,99})?$"
 _CODE_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+_TAG = r"^[a-z0-9_-]{1,100}$"
 _MEMORY = r"^[1-9][0-9]{0,8}[kmgt]$"
 
 ADVICE_BY_PATTERN = {
@@ -35,6 +35,7 @@ ADVICE_BY_PATTERN = {
     _STEP_NAME: "write 1 to 100 letters, digits or characters of _ -, a letter or digit first",
     _STREAM_OF_STEP: "write STEP or STEP.STREAM, such as source.items",
     _CODE_PATH: "write module:name, such as handlers.orders:handle",
+    _TAG: "write 1 to 100 of the characters a-z 0-9 _ -",
     _MEMORY: "write an amount of memory with its unit, such as 512m or 4g",
 }
 """What to write instead of a text that does not match, as pydantic's own message only quotes the pattern."""
@@ -48,6 +49,8 @@ InputStreams = Annotated[
     list[StreamOfStep], Field(min_length=1), BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 ]
 """One stream, or a list of streams."""
+PipelineTag = Annotated[str, Field(pattern=_TAG)]
+"""A word by which commands choose several pipelines. Airflow takes 100 characters."""
 CodePath = Annotated[str, Field(pattern=_CODE_PATH)]
 """The path of a function or class, `module:name`. Reading the file does not import it."""
 
@@ -75,7 +78,7 @@ def topic_name(name: str) -> str:
     return name
 
 
-TopicName = Annotated[str, BeforeValidator(lambda value: topic_name(value) if isinstance(value, str) else value)]
+TopicName = Annotated[str, AfterValidator(topic_name)]
 
 
 def _group_id(group_id: str) -> str:
@@ -112,6 +115,10 @@ def _property_value(value: object) -> object:
 PropertyValue = Annotated[str | int | float | bool, PlainValidator(_property_value)]
 
 
+TIME_FORMS = "a time with its zone, such as 2026-01-31T12:00:00Z or 2026-01-31T13:00:00+01:00"
+"""The forms of a time, for messages."""
+
+
 def parse_time(text: str) -> datetime:
     """Returns an ISO 8601 time as a datetime in UTC. Raises ValueError if it is not a time or has no time zone."""
     try:
@@ -119,8 +126,10 @@ def parse_time(text: str) -> datetime:
         if time.tzinfo is not None:
             return time.astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"{text!r} is not a time ({error}); write 2026-01-31T12:00:00Z or +01:00") from None
-    raise ValueError(f"{text} has no time zone; write 2026-01-31T12:00:00Z or +01:00")
+        # The one for a text of another form quotes a function of Python, and no part of the time.
+        reason = "" if "isoformat" in str(error) else f" ({error})"
+        raise ValueError(f"{text!r} is not a time{reason}; write {TIME_FORMS}") from None
+    raise ValueError(f"{text} has no time zone; write {TIME_FORMS}")
 
 
 def _time(value: object) -> object:
@@ -139,13 +148,17 @@ MAPPING = "[mapping]"
 leaves the tag out of the path of a key."""
 
 
-def mapping_or(word: str, block: type[BaseModel]) -> Callable[[object], str | None]:
+MAPPING_OR_WORD = "mapping_or_word"
+"""The name of pydantic's error for a value of such a key that is neither."""
+
+
+def mapping_or(word: str, block: type[BaseModel], advice: str) -> Discriminator:
     """Returns pydantic's discriminator of a key that takes either this word or a mapping, which is a `block`."""
-    return lambda value: word if value == word else MAPPING if isinstance(value, (dict, block)) else None
-
-
-_STORED = object()
-"""The context of a validation that reads the settings of a stored plan."""
+    return Discriminator(
+        lambda value: word if value == word else MAPPING if isinstance(value, (dict, block)) else None,
+        custom_error_type=MAPPING_OR_WORD,
+        custom_error_message=advice,
+    )
 
 
 class StrictBlock(BaseModel):
@@ -158,15 +171,7 @@ class StrictBlock(BaseModel):
     def stored(cls, settings: Mapping[str, Any]) -> Self:
         """The block in the settings of a stored plan. Ignores unknown keys, because another version may have written
         them."""
-        return cls.model_validate(settings, context=_STORED)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_unknown_keys_if_stored(cls, data: Any, info: ValidationInfo) -> Any:
-        if info.context is not _STORED or not isinstance(data, Mapping):
-            return data
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {key: value for key, value in data.items() if key in known}
+        return cls.model_validate(settings, extra="ignore")
 
 
 Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(duration_text)]

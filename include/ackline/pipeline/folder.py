@@ -12,18 +12,15 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import ackline
 from ackline.errors import ConfigError, did_you_mean
 from ackline.ledger.turns import LIVE
+from ackline.pipeline.blocks import KafkaBlock
 from ackline.pipeline.pipeline import Pipeline, load
 from ackline.pipeline.refusals import MAX_BYTES, line_of, read_yaml
 from ackline.pipeline.uris import root_uri
-
-if TYPE_CHECKING:
-    from ackline.pipeline.blocks import KafkaBlock
-    from ackline.pipeline.pipeline import Pipeline
 
 
 def project_root() -> Path:
@@ -93,7 +90,7 @@ class Conflict(NamedTuple):
     reason: str
 
 
-def conflicts(pipelines: Mapping[Path, "Pipeline"]) -> Iterator[Conflict]:
+def conflicts(pipelines: Mapping[Path, Pipeline]) -> Iterator[Conflict]:
     """Yields each file that conflicts, once for each reason, with the first other file that gives this reason.
 
     Takes time in proportion to the number of files, their topics and their patterns: Airflow parses the folder every
@@ -132,7 +129,7 @@ def _first_other(path: Path, others: Iterable[Path]) -> Path | None:
 class _Subscribers:
     """The files that subscribe to a topic, found without a look at every file."""
 
-    def __init__(self, pipelines: Mapping[Path, "Pipeline"]) -> None:
+    def __init__(self, pipelines: Mapping[Path, Pipeline]) -> None:
         self._named: dict[str, list[Path]] = {}
         self._patterns: list[tuple[re.Pattern[str], Path]] = []
         self._of_topic: dict[str, list[Path]] = {}
@@ -149,7 +146,7 @@ class _Subscribers:
             self._of_topic[topic] = self._named.get(topic, []) + matching
         return self._of_topic[topic]
 
-    def that_may_share_a_topic_with(self, kafka: "KafkaBlock") -> Iterator[Path]:
+    def that_may_share_a_topic_with(self, kafka: KafkaBlock) -> Iterator[Path]:
         """Yields the files with a topic that `kafka` subscribes to.
 
         Two patterns may share one: without the list of topics, one that matches both can't be ruled out.
@@ -164,7 +161,7 @@ class _Subscribers:
                 yield from paths
 
 
-def _returns_dead_letters(path: Path, pipelines: Mapping[Path, "Pipeline"], subscribers: _Subscribers) -> Path | None:
+def _returns_dead_letters(path: Path, pipelines: Mapping[Path, Pipeline], subscribers: _Subscribers) -> Path | None:
     """Returns the file whose dead letters go to a topic of `path` and that gets its records, over any number of files,
     from the dead letters of `path`; None if there is none."""
     passed = {path}

@@ -6,11 +6,12 @@ keys, and a key that was refused already gets no second problem.
 
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple
 
 from croniter import croniter
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError
+from pydantic import AfterValidator, Field, Tag, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ackline.ledger.answers import TOKEN_KEYS
@@ -20,6 +21,7 @@ from ackline.pipeline.field_types import (
     CodePath,
     Duration,
     PipelineName,
+    PipelineTag,
     StrictBlock,
     Time,
     TopicName,
@@ -42,9 +44,7 @@ class DeadLetterBlock(StrictBlock):
 
 DeadLetter = Annotated[
     Annotated[DeadLetterBlock, Tag(MAPPING)] | Annotated[Literal["none"], Tag("none")],
-    Discriminator(
-        mapping_or("none", DeadLetterBlock), custom_error_type="dead_letter", custom_error_message=DEAD_LETTER_ADVICE
-    ),
+    mapping_or("none", DeadLetterBlock, DEAD_LETTER_ADVICE),
 ]
 
 
@@ -82,6 +82,25 @@ class AuditBlock(StrictBlock):
     key_hash: bool = False
 
 
+class Guarantee(StrEnum):
+    """How often a record may be handed out."""
+
+    AT_LEAST_ONCE = "at_least_once"
+    AT_MOST_ONCE = "at_most_once"
+    NO_GUARANTEE = "no_guarantee"
+
+    @property
+    def retries(self) -> bool:
+        """Whether a record that failed gets another attempt. It is `dropped` otherwise, and nothing is ever pending."""
+        return self is Guarantee.AT_LEAST_ONCE
+
+    @property
+    def claims(self) -> bool:
+        """Whether a turn is claimed and its end committed before its records are handed out. None of them is handed out
+        again then; what gets no outcome is `lost`."""
+        return self is Guarantee.AT_MOST_ONCE
+
+
 InitialPosition = Literal[
     "earliest", "latest", "timestamp", "uncommitted_earliest", "uncommitted_latest", "uncommitted_timestamp"
 ]
@@ -115,7 +134,7 @@ class PipelineKeys(StrictBlock):
     outputs: list[OutputBlock] | None = Field(None, min_length=1, max_length=100)
     tracking: bool = True
     debug: DebugBlock | None = None
-    guarantee: Literal["at_least_once", "at_most_once", "no_guarantee"] = "at_least_once"
+    guarantee: Guarantee = Field(Guarantee.AT_LEAST_ONCE, strict=False)
     record_outcomes: bool = True
     lost_after: Duration = timedelta(hours=1)
     start: InitialPosition = "uncommitted_earliest"
@@ -135,6 +154,7 @@ class PipelineKeys(StrictBlock):
     on_expired: Literal["record", "fail"] = "record"
     listener: CodePath | None = None
     schedule: Annotated[str, AfterValidator(_schedule)] | None = None
+    tags: list[PipelineTag] = Field(default_factory=list)
     backfill: BackfillBlock = BackfillBlock()
     audit: AuditBlock = AuditBlock()
     ack_topic: TopicName | None = None
@@ -270,7 +290,7 @@ RULES = (
     Rule(("debug", "tracking"), lambda file: file.debug is not None and not file.tracking, _NO_EDGES),
     Rule(
         ("record_outcomes", "guarantee"),
-        lambda file: not file.record_outcomes and file.guarantee == "at_least_once",
+        lambda file: not file.record_outcomes and file.guarantee.retries,
         "at_least_once needs the rows of outcomes, which record the failures to retry; remove this key, or write "
         "`guarantee: at_most_once` or `guarantee: no_guarantee`",
     ),
@@ -295,7 +315,7 @@ RULES = (
     ),
     Rule(
         ("ack_topic", "guarantee"),
-        lambda file: file.ack_topic is not None and file.guarantee != "at_least_once",
+        lambda file: file.ack_topic is not None and not file.guarantee.retries,
         "a record in flight is tried again if no answer comes, which only `guarantee: at_least_once` does; remove this "
         "key, or write that guarantee",
     ),
@@ -308,7 +328,7 @@ RULES = (
     ),
     Rule(
         ("spark", "guarantee"),
-        lambda file: file.guarantee == "at_most_once" and is_true(file.spark.conf.get(DYNAMIC_ALLOCATION)),
+        lambda file: file.guarantee.claims and is_true(file.spark.conf.get(DYNAMIC_ALLOCATION)),
         DYNAMIC_ALLOCATION_REASON,
         ("spark", "conf", DYNAMIC_ALLOCATION),
     ),

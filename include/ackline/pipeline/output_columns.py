@@ -36,10 +36,7 @@ _ARROW = {
 }
 _WORDS = {kind: word for word, kind in _ARROW.items()}
 _INFERRED: Mapping[type, str] = {
-    str: "string",
-    dict: "string",
-    list: "string",
-    tuple: "string",
+    **dict.fromkeys((str, dict, list, tuple), "string"),
     bool: "boolean",
     int: "long",
     float: "double",

@@ -1,19 +1,13 @@
-"""The key `outputs` of a pipeline file: where rows that steps emit go, and what a turn has written for them. Pure.
+"""The key `outputs` of a pipeline file: the tables and topics that rows go to which steps emit. Pure."""
 
-A row goes to a Delta table or to a Kafka topic. Rows for a table are staged first, because only those of acked records
-are published: `StagedOutputs` names the staged files of one execution of a turn.
-"""
-
-import json
 import re
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from ackline.errors import ConfigError
 from ackline.pipeline.field_types import InputStreams, StrictBlock, TopicName
 from ackline.pipeline.uris import table_uri
 
@@ -30,10 +24,8 @@ _NOT_IN_COLUMN_NAMES = re.compile(r"[ ,;{}()=\x00-\x1f\x7f-\x9f]")
 _LONGEST_COLUMN_NAME = 255
 
 
-def _table(text: object) -> object:
+def _table(text: str) -> str:
     """Returns the name or the URI of an output table. Raises ValueError if it is neither."""
-    if not isinstance(text, str):
-        return text
     if "://" not in text:
         if text in _LEDGER_TABLES or not _TABLE_NAME.fullmatch(text):
             raise ValueError(
@@ -44,18 +36,15 @@ def _table(text: object) -> object:
     return table_uri(text)
 
 
-def _column_type(text: object) -> object:
+def _column_type(text: str) -> str:
     """Returns the type of a column as `type_text` of `output_columns` writes it: types are compared as texts."""
-    if isinstance(text, str):
-        match = _COLUMN_TYPE.fullmatch(text)
-        if match is None or (match[1] and not 1 <= int(match[1]) <= 38) or (match[1] and int(match[2]) > int(match[1])):
-            raise ValueError(
-                f"{text!r} is no type of a column; write string, long, double, boolean, binary, timestamp or "
-                f"decimal(PRECISION, SCALE)"
-            )
-        if match[1]:
-            return f"decimal({int(match[1])},{int(match[2])})"
-    return text
+    match = _COLUMN_TYPE.fullmatch(text)
+    if match is None or (match[1] and not 1 <= int(match[1]) <= 38) or (match[1] and int(match[2]) > int(match[1])):
+        raise ValueError(
+            f"{text!r} is no type of a column; write string, long, double, boolean, binary, timestamp or "
+            f"decimal(PRECISION, SCALE)"
+        )
+    return f"decimal({int(match[1])},{int(match[2])})" if match[1] else text
 
 
 def obstacle_of_column(name: object) -> str | None:
@@ -88,9 +77,9 @@ class OutputBlock(StrictBlock):
     """One output: the streams that it takes, and the table or topic that their rows go to."""
 
     from_: InputStreams = Field(alias="from")
-    table: Annotated[str, BeforeValidator(_table)] | None = None
+    table: Annotated[str, AfterValidator(_table)] | None = None
     topic: TopicName | None = None
-    columns: dict[str, Annotated[str, BeforeValidator(_column_type)]] | None = Field(None, min_length=1)
+    columns: dict[str, Annotated[str, AfterValidator(_column_type)]] | None = Field(None, min_length=1)
     partition_by: list[str] = Field(default_factory=list)
 
     @field_validator("columns")
@@ -136,193 +125,3 @@ class Output:
     def of(cls, number: int, block: OutputBlock) -> "Output":
         """Returns the output of a block."""
         return cls(number, block.table, block.topic, block.columns, tuple(block.partition_by))
-
-
-def output_folder(pipeline_folder: str, table: str) -> str:
-    """Returns the folder or URI of an output table, given that of the pipeline's live tables."""
-    if table.startswith("file://"):
-        return table.removeprefix("file://")
-    return table if "://" in table else f"{pipeline_folder.rstrip('/')}/outputs/{table}"
-
-
-@dataclass(frozen=True, slots=True)
-class StagedFile:
-    """A file of staged rows. `size` is in bytes.
-
-    `path` is relative to the turn's staging folder in a manifest, and to the staging root in `OutputsOfTurn`.
-    """
-
-    output: int
-    path: str
-    size: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class StagedTable:
-    """The staged rows of one output table."""
-
-    table: str
-    columns: Mapping[str, str]
-    partition_by: Sequence[str]
-    files: Sequence[StagedFile]
-
-    @classmethod
-    def of_json(cls, stored: Mapping[str, Any]) -> "StagedTable":
-        """Returns the table that `dataclasses.asdict` has made JSON. Raises TypeError or KeyError for other JSON."""
-        files = [StagedFile(**file) for file in stored["files"]]
-        return cls(stored["table"], stored["columns"], stored["partition_by"], files)
-
-
-@dataclass(frozen=True, slots=True)
-class StagedOutputs:
-    """What one execution of a turn has staged: its manifest. Only the execution that outcomes n name is published."""
-
-    tables: Sequence[StagedTable]
-
-    def encode(self) -> str:
-        """Returns the text of the manifest."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def decode(cls, text: str | bytes) -> "StagedOutputs":
-        """Returns the manifest in `text`. Raises ValueError if it holds none."""
-        try:
-            return cls([StagedTable.of_json(table) for table in json.loads(text)["tables"]])
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not a manifest of staged rows: {error}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class FinalFile:
-    """A finished data file of an output table, with what the table's log has to say of it.
-
-    `path` is relative to the table, `size` in bytes, `modification_time` in milliseconds since 1970, `partition` the
-    values of the partition columns as the log writes them, `stats` Delta's JSON.
-    """
-
-    path: str
-    size: int
-    modification_time: int
-    partition: Mapping[str, str | None]
-    stats: str
-
-
-@dataclass(frozen=True, slots=True)
-class TableOfTurn:
-    """What a turn publishes in one output table."""
-
-    after: int | None
-    """The number under which the lane and epoch had published there last; None if it had not."""
-    rows: int
-    files: Sequence[FinalFile] | None
-    """The files with the rows. None if settle could not write them, of a turn that can't be voided any more: publishing
-    writes them then, and `rows` is how many rows it has at most."""
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """The emitted columns of the table when the files were written."""
-
-
-@dataclass(frozen=True, slots=True)
-class OutputsOfTurn:
-    """What a turn has to publish, as settlement n holds it.
-
-    Each table takes the turn once, as version `number` of the transaction id `application`.
-    """
-
-    application: str
-    number: int = 0
-    """Names the turn and what exactly it publishes (`ledger.turns.number_of`)."""
-    execution: int | None = None
-    """The execution that outcomes n name; None if the turn has staged no rows itself."""
-    tables: Mapping[str, TableOfTurn] = field(default_factory=dict)
-    kept: Sequence[StagedTable] = ()
-    """Files of rows that wait after the turn: none of their records is acked, and one is in flight."""
-    released: Sequence[StagedTable] = ()
-    """Files of rows that waited before the turn and are not in `kept`. The turn publishes the rows whose records it has
-    acked; then Ackline removes these files."""
-    published: Mapping[str, int] = field(default_factory=dict)
-    """By table, the number under which the lane and epoch had published there last, before the turn."""
-    given_up: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """By table, the numbers of later turns that an operator has given up for it, before the turn. Each may be there all
-    the same: another process may have published it while it was given up."""
-    earlier: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """By table, the transaction id and the number under which the lane had published there last before `application`:
-    in an earlier epoch, or under an earlier id of the ledger. Of a reset: what the table held then."""
-
-    def encode(self) -> str:
-        """Returns the text that settlement n holds; empty if there is nothing to hold."""
-        content = (self.tables, self.kept, self.released, self.published, self.given_up, self.earlier)
-        if self.execution is None and not any(content):
-            return ""
-        stored = {name: value for name, value in asdict(self).items() if value or value == 0 or name == "tables"}
-        return json.dumps(stored, separators=(",", ":"))
-
-    @classmethod
-    def decode(cls, text: str) -> "OutputsOfTurn":
-        """Returns what is in `text`, which `encode` has made. Raises ConfigError for that of an earlier version."""
-        content = json.loads(text)
-        if not all(isinstance(table, dict) for table in content.get("tables", {}).values()):
-            raise ConfigError(
-                "the settlements below ACKLINE_AUDIT hold outputs as an earlier version of Ackline has stored them, "
-                "and this version does not publish them. Point ACKLINE_AUDIT at an empty folder, and take the group "
-                "over with `ackline adopt-ledger`",
-                key="ACKLINE_AUDIT",
-            )
-        content["earlier"] = {name: (of, number) for name, (of, number) in content.get("earlier", {}).items()}
-        for name in ("kept", "released"):
-            content[name] = tuple(StagedTable.of_json(table) for table in content.get(name, ()))
-        tables = {}
-        for name, table in content.get("tables", {}).items():
-            files = None if table["files"] is None else tuple(FinalFile(**file) for file in table["files"])
-            tables[name] = TableOfTurn(**{**table, "files": files})
-        return cls(**{**content, "tables": tables})
-
-
-def kept_after(text: str) -> tuple[StagedTable, ...]:
-    """Returns the files of rows that wait for records in flight, given the `outputs` of a settlement."""
-    return tuple(OutputsOfTurn.decode(text).kept) if text else ()
-
-
-def without_effect(text: str, given_up: Collection[str] = ()) -> str:
-    """Returns the `outputs` of the settlement of a void turn, given those of the settlement before it: it publishes
-    nothing, and the same rows wait. The tables `given_up` did not get the turn before it."""
-    if not text:
-        return ""
-    before = OutputsOfTurn.decode(text)
-    return OutputsOfTurn(
-        before.application,
-        kept=before.kept,
-        published=published_after(before, given_up),
-        given_up=given_up_after(before, given_up),
-        earlier=before.earlier,
-    ).encode()
-
-
-def published_after(outputs: OutputsOfTurn, given_up: Collection[str] = ()) -> dict[str, int]:
-    """Returns by table the number under which the lane and epoch have published there last, once the turn is published.
-    The tables `given_up` did not get the turn."""
-    published = {**outputs.published}
-    for name in outputs.tables.keys() - set(given_up):
-        published[name] = outputs.number
-    return published
-
-
-def given_up_after(outputs: OutputsOfTurn, given_up: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
-    """Returns by table the numbers of the turns that were given up for it since the lane and epoch have published there
-    last, once the turn is published. The tables `given_up` did not get the turn."""
-    tables = outputs.given_up.keys() - (outputs.tables.keys() - set(given_up))
-    after = {name: tuple(outputs.given_up[name]) for name in sorted(tables)}
-    for name in sorted(outputs.tables.keys() & set(given_up)):
-        after[name] = (*after.get(name, ()), outputs.number)
-    return after
-
-
-def earlier_after(
-    outputs: OutputsOfTurn, application: str, given_up: Collection[str] = ()
-) -> dict[str, tuple[str, int]]:
-    """Returns by table the transaction id and the number under which the lane has published there last before
-    `application`, once the turn is published. The tables `given_up` did not get the turn."""
-    earlier = dict(outputs.earlier)
-    if outputs.application != application:
-        earlier |= {name: (outputs.application, of) for name, of in published_after(outputs, given_up).items()}
-    return earlier

@@ -19,7 +19,7 @@ from ackline.ledger.backoff import Backoff
 from ackline.ledger.turns import Plan
 from ackline.pipeline.blocks import RetryBlock
 from ackline.pipeline.field_types import StrictBlock
-from ackline.pipeline.keys import PipelineKeys, check_rules
+from ackline.pipeline.keys import Guarantee, PipelineKeys, check_rules
 from ackline.pipeline.refusals import read_yaml, refusal
 from ackline.pipeline.streams import PIPELINE_STREAM, RegistryBlock, Stream, Translation
 from ackline.pipeline.topology import Topology, topology
@@ -72,6 +72,11 @@ class Pipeline(PipelineKeys):
         """The paths of all handlers, in the order in which their streams are offered a record."""
         paths = [stream.handler for stream in self.streams or ()]
         return tuple(dict.fromkeys([*paths, *filter(None, [self.handler])]))
+
+    def has_handler(self, text: str) -> bool:
+        """Returns whether a handler of a stream or of a step is `module:name`, or is in the module of that name."""
+        paths = {*self.handlers, *(step.handler for step in self.steps or ())}
+        return text in paths or text in {path.partition(":")[0] for path in paths}
 
     @property
     def registry_url(self) -> str | None:
@@ -135,7 +140,7 @@ FROM_FILE = frozenset(
         *("max_uncommitted", "max_records_per_run", "max_rate", "max_offset_behind", "breaker", "lost_after"),
         *("on_expired", "on_external_reset", "missing_topics"),
         # What begins lanes and runs, and no part of a turn.
-        *("start", "start_timestamp", "schedule", "backfill"),
+        *("start", "start_timestamp", "schedule", "backfill", "tags"),
     }
 )
 """The keys that an open turn takes from the pipeline file as it is now. It takes every other key from its plan."""
@@ -161,15 +166,15 @@ class TurnSettings:
         return self.stored.get(key, Pipeline.model_fields[key].default)
 
     @property
-    def guarantee(self) -> str:
+    def guarantee(self) -> Guarantee:
         """The guarantee under which the turn's records are handed out."""
-        return str(self._value("guarantee"))
+        return Guarantee(self._value("guarantee"))
 
     @property
     def keeps_outcome_rows(self) -> bool:
         """Whether each outcome becomes a row. Always True under at_least_once: a failure without a row would count as a
         gap, and the record would be lost."""
-        return bool(self._value("record_outcomes")) or self.guarantee == "at_least_once"
+        return bool(self._value("record_outcomes")) or self.guarantee.retries
 
     @property
     def has_outputs(self) -> bool:
@@ -203,9 +208,9 @@ class TurnSettings:
         return [{key: step[key] for key in step if key != "handler"} for step in self._value("steps") or ()]
 
 
-def is_at_most_once(plan: Plan) -> bool:
-    """Returns whether the turn may be claimed. An empty plan hands nothing out, and is never claimed."""
-    return not plan.empty and TurnSettings(plan.settings).guarantee == "at_most_once"
+def claims(plan: Plan) -> bool:
+    """Returns whether the turn is claimed before it is handed out; never one that hands nothing out."""
+    return not plan.empty and TurnSettings(plan.settings).guarantee.claims
 
 
 def pipeline_of_turn(file: Pipeline, plan: Plan) -> Pipeline:
@@ -219,7 +224,7 @@ def pipeline_of_turn(file: Pipeline, plan: Plan) -> Pipeline:
         keys = ", ".join(sorted({str(problem["loc"][0]) for problem in error.errors() if problem["loc"]}))
         raise ConfigError(
             f"{plan.turn} is open, and this version can't read the settings of its plan ({keys}); settle it with the "
-            f"version that planned it, or close it with `ackline void {plan.turn.pipeline} --reason …`"
+            f"version that planned it"
         ) from None
     settings: dict[str, Any] = {name: getattr(stored, name) for name in _STORED_FIELDS}
     if settings["steps"]:

@@ -16,50 +16,36 @@ from typing import Any
 
 from ackline.errors import ConfigError
 
-_POSITION = "only Ackline commits offsets, and only up to the floor"
-_GROUP = "`group_id` of the pipeline file names the group, and no client of Ackline joins it"
-_BYTES = "Ackline reads keys and values as bytes; `decode` converts them"
-_CODE = "it would run code, or hide records, between Kafka and Ackline"
 BROKER = "`connection` or `bootstrap_servers` names the broker"
-_PRODUCER = "Ackline always sends dead letters idempotently, with acks=all"
 
-REFUSAL_REASONS: Mapping[str, str] = {
-    "group.id": _GROUP,
-    "group.instance.id": _GROUP,
-    "group.protocol": _GROUP,
-    "group.protocol.type": _GROUP,
-    "group.remote.assignor": _GROUP,
-    "partition.assignment.strategy": _GROUP,
-    "enable.auto.commit": _POSITION,
-    "auto.commit.enable": _POSITION,
-    "auto.commit.interval.ms": _POSITION,
-    "enable.auto.offset.store": _POSITION,
-    "offset.store.method": _POSITION,
-    "offset.store.path": _POSITION,
-    "offset.store.sync.interval.ms": _POSITION,
-    "auto.offset.reset": "`start` sets the initial position, and nothing may skip records later",
-    "enable.partition.eof": "exact reads need it on, as the proof that a record is gone",
-    "isolation.level": "`kafka.isolation` of the pipeline file sets it",
-    "allow.auto.create.topics": "Ackline reports a missing topic and does not create it",
-    "topic.blacklist": "it would make topics look missing",
-    "plugin.library.paths": _CODE,
-    "interceptors": _CODE,
-    "interceptor.classes": _CODE,
-    "key.deserializer": _BYTES,
-    "value.deserializer": _BYTES,
-    "key.serializer": _BYTES,
-    "value.serializer": _BYTES,
-    "debug": "it floods the log and shows what the client sends",
-    "bootstrap.servers": BROKER,
-    "metadata.broker.list": BROKER,
-    "acks": _PRODUCER,
-    "request.required.acks": _PRODUCER,
-    "enable.idempotence": _PRODUCER,
-    "enable.gapless.guarantee": _PRODUCER,
-    "transactional.id": _PRODUCER,
-    "transaction.timeout.ms": _PRODUCER,
-    "message.max.bytes": "the broker decides which records are too large",
-}
+
+def _reason_by_name(names_by_reason: Mapping[str, str]) -> dict[str, str]:
+    return {name: reason for reason, names in names_by_reason.items() for name in names.split()}
+
+
+REFUSAL_REASONS = _reason_by_name({
+    "`group_id` of the pipeline file names the group, and no client of Ackline joins it":
+        "group.id group.instance.id group.protocol group.protocol.type group.remote.assignor "
+        "partition.assignment.strategy",
+    "only Ackline commits offsets, and only up to the floor":
+        "enable.auto.commit auto.commit.enable auto.commit.interval.ms enable.auto.offset.store offset.store.method "
+        "offset.store.path offset.store.sync.interval.ms",
+    "`start` sets the initial position, and nothing may skip records later": "auto.offset.reset",
+    "exact reads need it on, as the proof that a record is gone": "enable.partition.eof",
+    "`kafka.isolation` of the pipeline file sets it": "isolation.level",
+    "Ackline reports a missing topic and does not create it": "allow.auto.create.topics",
+    "it would make topics look missing": "topic.blacklist",
+    "it would run code, or hide records, between Kafka and Ackline":
+        "plugin.library.paths interceptors interceptor.classes",
+    "Ackline reads keys and values as bytes; `decode` converts them":
+        "key.deserializer value.deserializer key.serializer value.serializer",
+    "it floods the log and shows what the client sends": "debug",
+    BROKER: "bootstrap.servers metadata.broker.list",
+    "Ackline always sends dead letters idempotently, with acks=all":
+        "acks request.required.acks enable.idempotence enable.gapless.guarantee transactional.id "
+        "transaction.timeout.ms",
+    "the broker decides which records are too large": "message.max.bytes",
+})  # fmt: skip
 
 PRODUCER_ONLY = frozenset({
     "acks", "batch.num.messages", "batch.size", "compression.codec", "compression.level", "compression.type",
@@ -162,75 +148,45 @@ def properties_of_connection(name: str, extra: Mapping[str, Any]) -> dict[str, A
     return {key: value for key, value in extra.items() if key not in _OBSERVERS}
 
 
-_SECOND_ATTEMPT = "a second attempt beside the first would call the handler twice for a record"
-_MASTER = "the Airflow connection `spark_default`, or ACKLINE_SPARK_MASTER, names the master"
-_SPARK_CODE = "Ackline ships its own code and the folder of the handlers with the job; `archives` brings other packages"
-_JARS = "Ackline gives Spark the JARs of its lock file, verified by hash; ACKLINE_JARS=packages or cluster changes that"
-_ENCRYPTION = (
-    "the Kafka password travels in the tasks; to waive authentication and encryption, write `encryption: none`"
-)
-_KAFKA = "reads are exact only with Ackline's settings of the Kafka source"
-_DELTA = "Ackline writes the tables itself, and no Delta setting of Spark applies to them"
-_OUTCOMES = "batches, time zone and casts decide the outcomes of records, so Ackline sets them"
-_REDACTION = "Ackline sets it, so that no secret shows in Spark's logs and pages"
-_DRIVER = "the JVM of the driver has started before it reads this; Ackline sets it"
-
-REFUSED: Mapping[str, str] = {
-    "spark.speculation": _SECOND_ATTEMPT,
-    "spark.stage.maxAttempts": "Ackline decides how often Spark submits a stage",
-    "spark.stage.maxConsecutiveAttempts": "Ackline decides how often Spark submits a stage",
-    "spark.stage.ignoreDecommissionFetchFailure": "Ackline decides how often Spark submits a stage",
-    "spark.master": _MASTER,
-    "spark.remote": _MASTER,
-    "spark.api.mode": _MASTER,
-    "spark.app.name": "the pipeline's name is the name of the application",
-    "spark.submit.deployMode": "the driver runs beside the command or the Airflow task, which ends it",
-    "spark.submit.pyFiles": _SPARK_CODE,
-    "spark.yarn.dist.pyFiles": _SPARK_CODE,
-    "spark.archives": "write `archives` instead",
-    "spark.yarn.dist.archives": "write `archives` instead",
-    "spark.pyspark.python": "write `python` instead",
-    "spark.pyspark.driver.python": "the driver runs in the Python that starts it",
-    "spark.executorEnv.PYTHONPATH": _SPARK_CODE,
-    "spark.python.authenticate.socketTimeout": _ENCRYPTION,
-    "spark.driver.memory": "write `driver_memory` instead",
-    "spark.driver.cores": "it applies to deploy mode `cluster` alone, which Ackline does not use",
-    "spark.executor.memory": "write `executor_memory` instead",
-    "spark.executor.cores": "write `executor_cores` instead",
-    "spark.driver.extraJavaOptions": _DRIVER,
-    "spark.driver.defaultJavaOptions": _DRIVER,
-    "spark.driver.extraClassPath": _DRIVER,
-    "spark.driver.extraLibraryPath": _DRIVER,
-    "spark.driver.userClassPathFirst": _DRIVER,
-    "spark.sql.adaptive.enabled": "steps must run as one job, so Ackline sets it",
-    "spark.sql.session.timeZone": _OUTCOMES,
-    "spark.sql.ansi.enabled": _OUTCOMES,
-    "spark.sql.execution.arrow.maxRecordsPerBatch": _OUTCOMES,
-    "spark.sql.execution.arrow.maxBytesPerBatch": _OUTCOMES,
-    "spark.sql.sources.useV1SourceList": _KAFKA,
-    "spark.sql.extensions": _DELTA,
-    "spark.redaction.regex": _REDACTION,
-    "spark.logConf": "it writes all settings into the log",
-}
-"""Properties with the reason for which a pipeline file may not set them."""
-
-REFUSED_PREFIXES: Mapping[str, str] = {
-    "spark.speculation.": _SECOND_ATTEMPT,
-    "spark.connect.": _MASTER,
-    "spark.jars": _JARS,
-    "spark.authenticate": _ENCRYPTION,
-    "spark.network.crypto.": _ENCRYPTION,
-    "spark.network.sasl.": _ENCRYPTION,
-    "spark.io.encryption.": _ENCRYPTION,
-    "spark.kafka.": _KAFKA,
-    "spark.streaming.kafka.": _KAFKA,
-    "spark.databricks.delta.": _DELTA,
-    "spark.delta.": _DELTA,
-    "spark.sql.catalog": _DELTA,
-    "spark.sql.redaction.": _REDACTION,
-    "spark.sql.ackline.": "Ackline keeps notes of its own under such names",
-}
-"""Beginnings of names of such properties."""
+REFUSED_FOR_SPARK = _reason_by_name({
+    "a second attempt beside the first would call the handler twice for a record":
+        "spark.speculation spark.speculation.*",
+    "Ackline decides how often Spark submits a stage":
+        "spark.stage.maxAttempts spark.stage.maxConsecutiveAttempts spark.stage.ignoreDecommissionFetchFailure",
+    "the Airflow connection `spark_default`, or ACKLINE_SPARK_MASTER, names the master":
+        "spark.master spark.remote spark.api.mode spark.connect.*",
+    "the pipeline's name is the name of the application": "spark.app.name",
+    "the driver runs beside the command or the Airflow task, which ends it": "spark.submit.deployMode",
+    "Ackline ships its own code and the folder of the handlers with the job; `archives` brings other packages":
+        "spark.submit.pyFiles spark.yarn.dist.pyFiles spark.executorEnv.PYTHONPATH",
+    "Ackline gives Spark the JARs of its lock file, verified by hash; ACKLINE_JARS=packages or cluster changes that":
+        "spark.jars*",
+    "write `archives` instead": "spark.archives spark.yarn.dist.archives",
+    "write `python` instead": "spark.pyspark.python",
+    "the driver runs in the Python that starts it": "spark.pyspark.driver.python",
+    "the Kafka password travels in the tasks; to waive authentication and encryption, write `encryption: none`":
+        "spark.python.authenticate.socketTimeout spark.authenticate* spark.network.crypto.* spark.network.sasl.* "
+        "spark.io.encryption.*",
+    "write `driver_memory` instead": "spark.driver.memory",
+    "it applies to deploy mode `cluster` alone, which Ackline does not use": "spark.driver.cores",
+    "write `executor_memory` instead": "spark.executor.memory",
+    "write `executor_cores` instead": "spark.executor.cores",
+    "the JVM of the driver has started before it reads this; Ackline sets it":
+        "spark.driver.extraJavaOptions spark.driver.defaultJavaOptions spark.driver.extraClassPath "
+        "spark.driver.extraLibraryPath spark.driver.userClassPathFirst",
+    "steps must run as one job, so Ackline sets it": "spark.sql.adaptive.enabled",
+    "batches, time zone and casts decide the outcomes of records, so Ackline sets them":
+        "spark.sql.session.timeZone spark.sql.ansi.enabled spark.sql.execution.arrow.maxRecordsPerBatch "
+        "spark.sql.execution.arrow.maxBytesPerBatch",
+    "reads are exact only with Ackline's settings of the Kafka source":
+        "spark.sql.sources.useV1SourceList spark.kafka.* spark.streaming.kafka.*",
+    "Ackline writes the tables itself, and no Delta setting of Spark applies to them":
+        "spark.sql.extensions spark.databricks.delta.* spark.delta.* spark.sql.catalog*",
+    "Ackline sets it, so that no secret shows in Spark's logs and pages": "spark.redaction.regex spark.sql.redaction.*",
+    "it writes all settings into the log": "spark.logConf",
+    "Ackline keeps notes of its own under such names": "spark.sql.ackline.*",
+})  # fmt: skip
+"""Properties that a pipeline file may not set, with the reason. A `*` stands for any rest of a name."""
 
 _SECRET = ("secret", "password", "passwd", "token", "credential", "accesskey", "access.key", "jaas", "apikey")
 _NAMES_OF_SECRETS = ("spark.kubernetes.executor.secret", "spark.kubernetes.driver.secret")
@@ -253,10 +209,8 @@ def allowed_spark_property(name: str) -> str:
 def _refusal_reason(name: str) -> str | None:
     if not name.startswith("spark."):
         return "the names of Spark properties begin with `spark.`"
-    if name in REFUSED:
-        return REFUSED[name]
-    for prefix, reason in REFUSED_PREFIXES.items():
-        if name.startswith(prefix):
+    for refused, reason in REFUSED_FOR_SPARK.items():
+        if name == refused or (refused.endswith("*") and name.startswith(refused[:-1])):
             return reason
     if not name.startswith(_NAMES_OF_SECRETS) and any(word in name.lower() for word in _SECRET):
         return "its value looks like a secret, and would show in `ps` and in logs; spark-defaults.conf is its place"

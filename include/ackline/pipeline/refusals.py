@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ackline.errors import SETTINGS_PAGE, ConfigError, counted
-from ackline.pipeline.field_types import ADVICE_BY_PATTERN, MAPPING
+from ackline.pipeline.field_types import ADVICE_BY_PATTERN, MAPPING, MAPPING_OR_WORD
 
 _EXPECTED = {
     "kafka": "a mapping, e.g. {connection: kafka_default, group_id: orders-replay, topics: [orders]}",
@@ -38,6 +38,7 @@ _EXPECTED = {
     "spark.conf": "a mapping of properties to values, e.g. {spark.cores.max: 4}",
     "ack_topic": "the name of a topic, e.g. orders.acks",
     "in_flight": "a mapping, e.g. {timeout: 30s, max: 10000}",
+    "tags": "a list of words, e.g. [shop, eu]",
     "schedule": "a cron expression in quotes, e.g. '*/10 * * * *'",
     "name": "a name, e.g. orders",
     "handler": "module:name, e.g. handlers.orders:handle",
@@ -89,23 +90,18 @@ def advice_for(key: str, kind: str, context: Mapping[str, Any], value: object) -
     """
     if kind in _LIMITS:
         return f"not valid; write {_LIMITS[kind](context)}"
-    if kind == "literal_error":
+    if kind in ("literal_error", "enum"):
         shown = f", not {value!r}" if isinstance(value, (str, int, float)) else ""
         return f"write {context['expected'].replace(chr(39), '')}{shown}"
     if kind == "string_pattern_mismatch" and context["pattern"] in ADVICE_BY_PATTERN:
         return f"not valid; {ADVICE_BY_PATTERN[context['pattern']]}"
     if kind == "invalid_key":
         return f"a key is text; {_QUOTES}"
-    expected = expected_at(key) or _KINDS.get(kind.partition("_")[0])
+    expected = _EXPECTED.get(key) or _KINDS.get(kind.partition("_")[0])
     if expected is None or kind == "string_pattern_mismatch":
         return _OTHER
     quotes = f"; {_QUOTES}" if kind == "string_type" and not isinstance(value, (list, dict)) else ""
     return f"not valid; write {expected}{quotes}"
-
-
-def expected_at(key: str) -> str | None:
-    """Returns what a key takes, with an example; None if the kind of its value alone is enough."""
-    return _EXPECTED.get(key)
 
 
 _SIMILAR = 0.6
@@ -158,7 +154,7 @@ RENAMED_KEYS = {"isolation": "this key is now called `handler_isolation`; rename
 
 DEAD_LETTER_ADVICE = "write `dead_letter: {topic: NAME}`, or `dead_letter: none` to keep no copy in Kafka"
 
-OUR_KINDS = frozenset({"value_error", "error_at", "dead_letter", "retry_override", "schema_registry"})
+OUR_KINDS = frozenset({"value_error", "error_at", MAPPING_OR_WORD})
 """The names of pydantic's errors whose text a validator of this package has written."""
 
 KeyPath = tuple[str | int, ...]
@@ -204,7 +200,7 @@ def _reason(key: str, problem: Mapping[str, Any], model: type[BaseModel]) -> str
         advice = f"did you mean `{nearest}`?" if nearest else "check its spelling and indentation"
         return RENAMED_KEYS.get(key) or f"unknown key; {advice}"
     if kind == "missing":
-        advice = f"write {expected}" if (expected := expected_at(key)) else "add this key"
+        advice = f"write {expected}" if (expected := _EXPECTED.get(key)) else "add this key"
         return f"missing; {DEAD_LETTER_ADVICE if key == 'dead_letter' else advice}"
     return advice_for(key, kind, problem.get("ctx", {}), problem["input"])
 

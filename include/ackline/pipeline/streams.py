@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Field, Tag, model_validator
 
 from ackline.handler import Record
 from ackline.pipeline.field_types import MAPPING, CodePath, RegularExpression, StreamName, StrictBlock, mapping_or
@@ -163,30 +163,24 @@ def _takes_all(before: Stream, block: StreamBlock, topics: Sequence[str] | None)
     return bool(topics) and all(map(before.covers_topic, topics or ()))
 
 
-def _registry_addresses(urls: object) -> object:
-    if isinstance(urls, str):
-        for url in urls.split(","):
-            if not re.fullmatch(r"\s*https?://[^\s/@?#]+(/[^\s@?#]*)?\s*", url):
-                raise ValueError(
-                    "not an address; write one such as https://registry:8081, and put a login into "
-                    "`schema.registry.basic.auth.user.info` in the extra of the Kafka connection"
-                )
+def _registry_addresses(urls: str) -> str:
+    if not all(re.fullmatch(r"\s*https?://[^\s/@?#]+(/[^\s@?#]*)?\s*", url) for url in urls.split(",")):
+        raise ValueError(
+            "not an address; write one such as https://registry:8081, and put a login into "
+            "`schema.registry.basic.auth.user.info` in the extra of the Kafka connection"
+        )
     return urls
 
 
 class RegistryBlock(StrictBlock):
     """The address of the schema registry. The login is in the extra of the Kafka connection, never in a file."""
 
-    url: Annotated[str, BeforeValidator(_registry_addresses)]
+    url: Annotated[str, AfterValidator(_registry_addresses)]
 
 
 RegistryChoice = Annotated[
     Annotated[RegistryBlock, Tag(MAPPING)] | Annotated[Literal["connection"], Tag("connection")],
-    Discriminator(
-        mapping_or("connection", RegistryBlock),
-        custom_error_type="schema_registry",
-        custom_error_message=_REGISTRY_ADVICE,
-    ),
+    mapping_or("connection", RegistryBlock, _REGISTRY_ADVICE),
 ]
 
 

@@ -13,6 +13,7 @@ from croniter import croniter
 
 from ackline.ledger.backoff import FOREVER, RetryPolicy
 from ackline.ledger.outcomes import ErrorClass
+from ackline.ledger.states import MISSED_SCHEDULES
 from ackline.pipeline.properties import ignored_properties
 
 if TYPE_CHECKING:
@@ -39,12 +40,12 @@ class TopicPolicy:
 
 def warnings_of_settings(pipeline: "Pipeline") -> Iterator[str]:
     """Warnings about the pipeline file that need nothing else to be known."""
-    if pipeline.guarantee != "at_least_once" and pipeline.dead_letter_topic is not None:
+    if not pipeline.guarantee.retries and pipeline.dead_letter_topic is not None:
         yield (
             f"dead_letter.topic: under `guarantee: {pipeline.guarantee}` a record that fails is `dropped`, and no "
             f"dead letter is sent to {pipeline.dead_letter_topic}"
         )
-    if pipeline.guarantee == "at_most_once" and pipeline.breaker is not None:
+    if pipeline.guarantee.claims and pipeline.breaker is not None:
         yield "breaker: under `guarantee: at_most_once` it never trips: the group has already passed the records"
     if pipeline.breaker is not None and pipeline.breaker.failure_ratio == 1:
         yield "breaker: with `failure_ratio: 1` it never trips, because it needs a higher share of failures than that"
@@ -53,7 +54,7 @@ def warnings_of_settings(pipeline: "Pipeline") -> Iterator[str]:
         if why:
             yield f"retry.by_error: `{error_class}` {why}"
     longest = _seconds_at_max_rate(pipeline)
-    if pipeline.guarantee == "at_most_once" and longest > pipeline.lost_after.total_seconds():
+    if pipeline.guarantee.claims and longest > pipeline.lost_after.total_seconds():
         yield (
             f"lost_after: {_text(pipeline.lost_after.total_seconds())} is shorter than a run may take at `max_rate` "
             f"({_text(longest)} for max_records_per_run): another process would record as `lost` what is still being "
@@ -86,7 +87,7 @@ def warnings_of_connection(pipeline: "Pipeline", connection: Mapping[str, object
 
 def warnings_of_topics(pipeline: "Pipeline", topics: Mapping[str, TopicPolicy]) -> Iterator[str]:
     """Warnings about the topics' own settings. `topics` are the topics that are read and the dead-letter topic."""
-    waits = longest_wait(pipeline) if pipeline.guarantee == "at_least_once" else (0.0, None)
+    waits = longest_wait(pipeline) if pipeline.guarantee.retries else (0.0, None)
     _, apart = _seconds_between_runs(pipeline.schedule)
     run = _seconds_at_max_rate(pipeline)
     for topic, policy in sorted(topics.items()):
@@ -176,6 +177,14 @@ def _seconds_between_runs(schedule: str | None) -> tuple[float, float]:
     times = [(croniter(schedule, begin + delta), croniter(schedule, begin + delta)) for delta in after]
     apart = [following.get_next(float) - before.get_prev(float) for before, following in times]
     return min(apart), max(apart)
+
+
+def overdue_at(schedule: str | None, last: datetime) -> datetime | None:
+    """Returns when the schedule has passed over MISSED_SCHEDULES runs since `last`; None without a schedule."""
+    if schedule is None:
+        return None
+    runs = croniter(schedule, last)
+    return max(datetime.fromtimestamp(runs.get_next(float), UTC) for _ in range(MISSED_SCHEDULES))
 
 
 def _seconds_at_max_rate(pipeline: "Pipeline") -> float:

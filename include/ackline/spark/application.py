@@ -2,7 +2,7 @@
 
 An application that this process has started has a Spark context. A client of Spark Connect has none: it sends plans to
 a server that others use too. All that differs between the two is here, so the job, its lineage and the probe are the
-same. What a server can't prove, `ServerApplication.check` refuses by name.
+same. `ServerApplication.check` raises an error that names what a server can't prove.
 """
 
 import logging
@@ -13,8 +13,8 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -40,13 +40,13 @@ _EXECUTOR_POLL_SECONDS = 0.2
 _MAX_CORES, _MAX_TASKS = 10_000, 1_000
 _SPECULATION = "spark.speculation"
 ONE_ATTEMPT = ("spark.stage.maxAttempts", "spark.stage.maxConsecutiveAttempts")
-"""Settings that must be 1 where there are steps (`ackline.spark.settings.REQUIRED_SETTINGS` says why)."""
+"""Settings that must be 1 where there are steps (why: `ackline.spark.settings.REQUIRED_SETTINGS`)."""
 HIDDEN_TEXT = "spark.sql.redaction.string.regex"
 """The setting of a session by which a server hides texts. The server puts the plan of each request into its event log
 and its pages, and the options of the Kafka source hold passwords."""
 EVERYTHING = "(?s).+"
 TAG = f"ackline-{uuid.uuid4()}"
-"""What this process runs on a server has this tag. Other clients may use the same session at the same time."""
+"""The tag of all that this process runs on a server. Other clients may use the same session at the same time."""
 
 
 class Application(ABC):
@@ -58,7 +58,7 @@ class Application(ABC):
     @property
     @abstractmethod
     def id(self) -> str:
-        """What tells this application, or this session on a server, from all others."""
+        """The id of this application, or of this session on a server, which no other one has."""
 
     @property
     @abstractmethod
@@ -80,7 +80,7 @@ class Application(ABC):
         """Returns the value of a setting of Spark; None if it is not set."""
 
     def check(self, job: ReplayJob, handler: Handler | Streams) -> None:
-        """Raises ConfigError if this application can't keep what the job promises."""
+        """Raises ConfigError if this application can't run the job under its guarantee, or with its steps."""
         # Spark moves tasks away from executors that it gives back, so it would repeat tasks in the normal course.
         if job.settings.once and is_true(self.setting(DYNAMIC_ALLOCATION)):
             raise ConfigError(f"`{DYNAMIC_ALLOCATION}` is on: {DYNAMIC_ALLOCATION_REASON}", key=DYNAMIC_ALLOCATION)
@@ -98,12 +98,12 @@ class Application(ABC):
         """Waits until an executor is there, and for two seconds no other has come: they register one after another."""
 
     def executors(self) -> int:
-        """Returns the number of executors that are known to be there."""
+        """Returns the number of executors that are registered; 0 for a server, which shows none."""
         return 0
 
     @abstractmethod
     def ask(self, task: ProbeTask) -> list[Any]:
-        """Runs the probe's task in a Spark task for each core, as far as Spark knows them, and returns its rows."""
+        """Runs the probe's task in a Spark task for each core that Spark knows of, and returns the rows of all."""
 
     @abstractmethod
     def adds_only_columns(self, outcomes: DataFrame, records: DataFrame) -> bool:
@@ -181,7 +181,7 @@ class OwnApplication(Application):
         return self.spark.sparkContext.broadcast(value)
 
     def executors(self) -> int:
-        """On a local master 0, because the driver itself runs the tasks."""
+        """Returns the number of registered executors; 0 on a local master, because the driver itself runs the tasks."""
         jsc: Any = self.spark.sparkContext._jsc
         return max(len(jsc.sc().statusTracker().getExecutorInfos()) - 1, 0)
 
@@ -213,9 +213,8 @@ class OwnApplication(Application):
         )
 
     def user_function(self, outcomes: DataFrame) -> str | None:
-        """Spark evaluates such a function below the Python stage that creates the marker of its part, some batches
-        ahead of it. Spark's own functions have no side effects, so nothing is lost or repeated if they are evaluated
-        twice."""
+        """Returns `Python`, `JVM` or None. Spark evaluates a user function some batches ahead of the Python stage that
+        creates the marker of its part. Spark's own functions have no side effects, so they may be evaluated twice."""
         jvm: Any = self.spark._jvm
         patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         columns: Any = outcomes._jdf.queryExecution().analyzed().projectList()
@@ -225,15 +224,8 @@ class OwnApplication(Application):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """A value that travels inside the function of each task: a server has no broadcast for its clients."""
-
-    value: Any
-
-
 class ServerApplication(Application):
-    """A session on a Spark Connect server, which may be on another machine and serve others. So may the session."""
+    """A session on a Spark Connect server. The server may be on another machine; other clients may use both."""
 
     def __init__(self, spark: SparkSession) -> None:
         super().__init__(spark)
@@ -251,7 +243,7 @@ class ServerApplication(Application):
 
     @property
     def cores(self) -> int:
-        """By default Spark divides a range into a part for each core."""
+        """How many tasks run at the same time: by default Spark divides a range into a part for each core."""
         if self._cores is None:
             number = F.spark_partition_id().alias("number")
             [last] = self.spark.range(_MAX_CORES).select(number).agg(F.max("number").alias("last")).collect()
@@ -264,7 +256,7 @@ class ServerApplication(Application):
         return None
 
     def setting(self, name: str) -> str | None:
-        """A session begins with the settings of the server, and the server lets no client change those of its own."""
+        """Returns a setting of the session; None if it is not set. A session begins with those of the server."""
         value: Any = self.spark.conf.get(name, None)  # a default must be of the type of the setting
         return None if value is None else str(value)
 
@@ -321,10 +313,11 @@ class ServerApplication(Application):
                 session.removeTag(TAG)
 
     def share(self, value: Any) -> Any:
-        return Carried(value)
+        """Returns a value that travels inside the function of each task: a server has no broadcast for its clients."""
+        return SimpleNamespace(value=value)
 
     def ask(self, task: ProbeTask) -> list[Any]:
-        """Exceptions cancel the job. Its tasks tell how many cores there are, which would take a job of its own."""
+        """Runs the probe's task in a Spark task for each core, and returns the rows. An exception cancels the job."""
 
         def answers(batches: Iterable[Any]) -> Iterator[Any]:
             import pyarrow as pa
@@ -337,15 +330,13 @@ class ServerApplication(Application):
         schema = "host string, problem string, file string, size bigint"
         with self.watched(None):
             rows = self.spark.range(_MAX_CORES).mapInArrow(answers, schema).collect()
-        self._cores = len(rows)
+        self._cores = len(rows)  # `cores` would need a job of its own
         return rows
 
     def adds_only_columns(self, outcomes: DataFrame, records: DataFrame) -> bool:
-        """Compares the nodes of both plans as the server has analysed them: only one projection may come on top.
-
-        The session itself hides plans, and others use it. So a copy of it shows them, which runs no job whose text
-        would get into the log.
-        """
+        """Returns whether the server's analysis of `outcomes` is that of `records` with one projection on top. The
+        session itself hides plans, and others use it. So a copy of it shows them, which runs no job whose text would
+        get into the log."""
         session: Any = self.spark
         copy = session.cloneSession()
         try:
@@ -358,7 +349,7 @@ class ServerApplication(Application):
             copy.client.close()  # pyspark's own `stop` fails for a copy
 
     def user_function(self, outcomes: DataFrame) -> str | None:
-        """`check` has refused the jobs for which this matters."""
+        """Returns None: `check` has refused the jobs for which a user function matters."""
         return None
 
 
@@ -369,10 +360,8 @@ _NODE = re.compile(r"^[ :]*(?:\+- |:- )?(\w+)", re.MULTILINE)
 
 
 def _nodes(session: Any, rows: Any) -> list[str]:
-    """Returns the names of the nodes of a plan as a session on a server analyses it, from the top.
-
-    A literal that looks like a node only adds to the names, and so can hide none.
-    """
+    """Returns the names of the nodes of a plan as a session on a server analyses it, from the top. A literal that looks
+    like a node only adds to the names, and so can hide none."""
     from pyspark.sql.connect.dataframe import DataFrame as ServerFrame
 
     explained: Any = ServerFrame(rows._plan, session)

@@ -1,8 +1,8 @@
-"""A session on a Spark Connect server: its settings, the code that travels with it, and who shares it.
+"""A session on a Spark Connect server: its settings, the code that travels with it, and its other clients.
 
 A server is shared. So each setting is one of the session, and code travels as an artifact of the session: the server
 starts Python workers for each session apart, so a later version of a handler never meets the modules of an earlier one.
-What a session can't set, the file of the pipeline may not ask for.
+A pipeline file that needs a setting which no session can set is refused.
 
 A session stays on the server when its client ends, because its Python workers take longer to start than a small turn,
 and because Spark never ends their parent process. Its id is made of its settings, the code and the day: the next client
@@ -59,10 +59,8 @@ _opened: dict[str, SparkSession] = {}
 
 def open_server_session(server: ConnectServer, block: SparkBlock) -> SparkSession:
     """Returns the session of this process on the server; opens one if there is none. It stays when the process ends.
-
     Raises ConfigError if the pipeline file asks for what only the start of a server can set, or if a password would
-    travel unencrypted, and TransientError if no server answers.
-    """
+    travel unencrypted, and TransientError if no server answers."""
     if server.url in _opened:
         return _opened[server.url]
     settings = _settings_of_session(server, block)
@@ -107,8 +105,8 @@ def _shared_session(server: ConnectServer, block: SparkBlock, settings: dict[str
 
 
 def session_id(content: bytes, day: date, number: int) -> uuid.UUID:
-    """Returns the id of a session: each day another one, so that few of its closed ones have to be passed over, and its
-    files on the server do not become so old that something removes them."""
+    """Returns the id of a session. It changes each day: so a client tries few closed sessions before an open one, and
+    the session's files on the server do not become so old that a clean-up removes them."""
     digest = hashlib.sha256(f"{day} {number} ".encode() + content).digest()
     return uuid.UUID(bytes=digest[:16], version=4)
 
@@ -128,12 +126,12 @@ def _session_on(server: ConnectServer, id_: uuid.UUID) -> SparkSession:
 
 
 def _prepare(spark: SparkSession, server: ConnectServer, settings: dict[str, str], code: Path) -> None:
-    """Gives a session its settings and the code. Other clients may do so at the same time, and give the same."""
+    """Sets the settings of a session, and sends the code. Other clients may do the same at the same time."""
     for name, value in settings.items():
         spark.conf.set(name, value)
     _check_kafka_source(spark, server)
-    # A name of its own: the server refuses a file of a name that another client is giving it at the same moment, and
-    # takes one that it has for done before it is.
+    # A name of its own: the server refuses a file while another client sends one of the same name, and takes a file
+    # that it has begun to receive for complete.
     own = code.with_name(f"{uuid.uuid4()}-{code.name}")
     shutil.copy(code, own)
     spark.addArtifacts(str(own), pyfile=True)
@@ -141,7 +139,7 @@ def _prepare(spark: SparkSession, server: ConnectServer, settings: dict[str, str
 
 
 def _settings_of_session(server: ConnectServer, block: SparkBlock) -> dict[str, str]:
-    """Returns the settings of the session. Raises ConfigError for one in the pipeline file that is no session's."""
+    """Returns the settings of the session. Raises ConfigError if the pipeline file has one that no session can set."""
     given = block.properties()
     others = [name for name in given if not name.startswith(OF_SESSION)]
     others += ["spark.driver.memory"] * (block.driver_memory is not None)
@@ -186,10 +184,8 @@ def _check_kafka_source(spark: SparkSession, server: ConnectServer) -> None:
 
 
 def describe_server(server: ConnectServer) -> str:
-    """Opens a session, so that all is checked that a run checks, and returns a line about the server.
-
-    Raises what `open_server_session` raises.
-    """
+    """Opens a session, which checks all that a run checks, and returns a line about the server. Raises what
+    `open_server_session` raises."""
     spark = open_server_session(server, SparkBlock())
     return f"{server}: Spark {spark.version}, {application_of(spark).cores} cores, Kafka source"
 

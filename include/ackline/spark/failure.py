@@ -27,7 +27,7 @@ _TRANSIENT = (
     "java.lang.OutOfMemoryError",
 )
 _LOST_SESSION = ("INVALID_HANDLE.", "NO_ACTIVE_SESSION", "RESPONSE_ALREADY_RECEIVED")
-"""Beginnings of the conditions of errors with which a server answers that has started again meanwhile."""
+"""Beginnings of the error conditions of a Spark Connect server that has restarted, and so has lost the session."""
 _LOGIN = ("LoginException", "SaslAuthenticationException", "SslAuthenticationException")
 # The last line of a Python worker's traceback for an AcklineError. These texts hold no payload, so they are kept.
 _OWN_ERROR = re.compile(r"^ackline\.errors\.(\w+): (.*)$", re.MULTILINE)
@@ -52,7 +52,13 @@ def error_of_spark(error: Exception) -> AcklineError:
         if isinstance(kind, type) and issubclass(kind, AcklineError):
             return kind(message.strip())
     if overflow := _OVERFLOW.search(text):
-        return _overflow_error(*overflow.groups())
+        topic, partition, offset = overflow.groups()  # only under at most once: else the job has started again
+        return FatalError(
+            f"{topic}[{partition}]: Spark can't convert the timestamp of the record at offset {offset}, which is too "
+            f"far before 1970. At most once starts no turn again: the next run stores what is left of it as `lost`; "
+            f"let the producer write milliseconds since 1970",
+            tp=(topic, int(partition)), offset=int(offset),
+        )  # fmt: skip
     for pattern in _DAMAGED:
         if damaged := pattern.search(text):
             tp = TopicPartition(damaged["topic"], int(damaged["partition"]))
@@ -87,16 +93,6 @@ def _server_is_lost(error: Exception) -> bool:
 def is_timestamp_overflow(error: Exception) -> bool:
     """Returns whether Spark's Kafka source could not convert a record's timestamp."""
     return _OVERFLOW.search(text_of(error)) is not None
-
-
-def _overflow_error(topic: str, partition: str, offset: str) -> FatalError:
-    """Returns the error under at most once. Under other guarantees, the job starts again with exact reads."""
-    return FatalError(
-        f"{topic}[{partition}]: Spark can't convert the timestamp of the record at offset {offset}, which is too far "
-        f"before 1970. At most once starts no turn again: the next run stores what is left of it as `lost`; let the "
-        f"producer write milliseconds since 1970",
-        tp=(topic, int(partition)), offset=int(offset),
-    )  # fmt: skip
 
 
 def text_of(error: Exception) -> str:

@@ -38,7 +38,7 @@ _USAGE = "usage: python -m ackline.spark.jars fetch [spark] | verify [spark] | l
 
 @dataclass(frozen=True, slots=True, order=True)
 class Jar:
-    """One line of the lock."""
+    """A JAR that the lock names, in one line."""
 
     configuration: str
     organisation: str
@@ -48,7 +48,7 @@ class Jar:
 
     @property
     def name(self) -> str:
-        """The name in the lock."""
+        """The name in the lock: `CONFIGURATION/ORGANISATION:MODULE:REVISION`."""
         return f"{self.configuration}/{self.organisation}:{self.module}:{self.revision}"
 
     @property
@@ -69,10 +69,8 @@ def locked() -> list[Jar]:
 
 
 def java() -> str:
-    """Returns the Java to start: that of JAVA_HOME, which Spark uses too, or the one on PATH.
-
-    Raises ConfigError if there is none.
-    """
+    """Returns the Java to start: that of JAVA_HOME, which Spark uses too, or the one on PATH. Raises ConfigError if
+    there is none."""
     home = os.environ.get("JAVA_HOME")
     command = f"{home}/bin/java" if home else shutil.which("java")
     if command is None or not os.access(command, os.X_OK):
@@ -156,11 +154,9 @@ def verify(configurations: Collection[str] = CONFIGURATIONS) -> None:
 
 
 def fetch(configurations: Collection[str] = CONFIGURATIONS) -> int:
-    """Fetches the JARs that are missing or damaged, of these configurations. Returns how many those were.
-
-    A JAR gets its name only after its hash is checked, so an interrupted fetch leaves no wrong JAR. Raises AcklineError
-    if a JAR can't be fetched, or if its hash differs from the lock.
-    """
+    """Fetches the JARs that are missing or damaged, of these configurations. Returns how many those were. A JAR gets
+    its name only after its hash is checked, so an interrupted fetch leaves no wrong JAR. Raises AcklineError if a JAR
+    can't be fetched, or if its hash differs from the lock."""
     folder, jars = cache_folder(), [jar for jar in locked() if jar.configuration in configurations]
     if not damaged(folder, jars):
         return 0

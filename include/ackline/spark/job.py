@@ -21,21 +21,22 @@ from ackline.handler import SOURCE, Handler, StepCounts, Tier, tier_of
 from ackline.ledger.metrics import FetchTimes, StepFigures
 from ackline.ledger.offsets import TopicPartition, count
 from ackline.ledger.outcomes import Outcome
+from ackline.ledger.published import StagedFile
 from ackline.pipeline.functions import StreamFunctions, isolation_obstacle
-from ackline.pipeline.outputs import StagedFile
-from ackline.pipeline.topology import Topology
 from ackline.spark.application import Application, Progress, application_of
 from ackline.spark.failure import error_of_spark, is_timestamp_overflow
 from ackline.spark.lineage import manifests_of
-from ackline.spark.probe import WAIT_SECONDS, WAIT_SECONDS_ONCE, probe_executors, wait_until_sized, wait_until_visible
+from ackline.spark.probe import WAIT_SECONDS, WAIT_SECONDS_ONCE, probe_executors, wait_until_sized
 from ackline.worker.files import WrittenFile
 from ackline.worker.settings import ReplayJob, TaskFolder, durations_of, open_task_folder
 from ackline.worker.streams import Streams, load_functions_of_job
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What the tasks of a replay did. Outcomes in `counts` that are rows are in `files`, too."""
+    """What the tasks of a replay did. `files` have the outcomes that are rows, `counts` all of them."""
 
     files: tuple[WrittenFile, ...]
     counts: Mapping[TopicPartition, Mapping[Outcome, int]]
@@ -44,19 +45,17 @@ class ReplayResult:
     fetched_for_retries: int
     """Records that the broker sent for the retries."""
     fetches: Mapping[TopicPartition, FetchTimes] = field(default_factory=dict)
-    """How long tasks waited for records."""
     out_of_range: int = 0
-    """Records whose timestamp is no time."""
     steps: StepFigures | None = None
     """What the steps did; None with neither `steps` nor `outputs`."""
     staged: tuple[StagedFile, ...] = ()
-    """The files with rows for output tables."""
     unacked: int = 0
-    """Attempts that ended as `Unacked`."""
 
 
-def result_of(rows: Iterable[Any], topology: Topology | None) -> ReplayResult:
-    """Adds up the rows of all tasks' manifests (`ackline.worker.settings`)."""
+def result_of(rows: Iterable[Any], job: ReplayJob) -> ReplayResult:
+    """Returns the sums over all tasks' manifests, and logs how many records have a timestamp that is no time. Raises
+    FatalError if a tree was not decided, or decided twice, or if a topic-partition has too many or too few outcomes."""
+    topology = job.settings.topology
     files: list[WrittenFile] = []
     counts: dict[TopicPartition, dict[Outcome, int]] = {}
     fetches: dict[TopicPartition, FetchTimes] = {}
@@ -66,67 +65,60 @@ def result_of(rows: Iterable[Any], topology: Topology | None) -> ReplayResult:
     for row in rows:
         if row.output is not None:
             staged.append(StagedFile(row.output, row.path, row.size, row.rows))
-            continue
-        if row.step is not None:
+        elif row.step is not None:
             steps.steps[row.step].add(StepCounts(row.executed, row.emitted, row.acked, row.failed, durations_of(row)))
-            continue
-        if row.path is not None:
+        elif row.path is not None:
             file = WrittenFile(row.path, row.size, row.rows, Outcome(row.outcome), row.stats, row.modification_time)
             files.append(file)
-            continue
-        if row.topic is None:
+        elif row.topic is None:
             calls, fetched = calls + row.calls, fetched + row.fetched
             out_of_range += row.out_of_range
             trees += row.trees
             unacked += row.unacked
             steps.latency.add(durations_of(row))
-            continue
-        tp = TopicPartition(row.topic, row.partition)
-        if row.outcome is None:
+        elif row.outcome is None:
+            tp = TopicPartition(row.topic, row.partition)
             waited = FetchTimes(row.fetches, row.fetch_seconds, row.fetch_seconds_max)
             fetches[tp] = fetches.get(tp, FetchTimes()) + waited
-            continue
-        outcome = Outcome(row.outcome)
-        counts_of_tp = counts.setdefault(tp, {})
-        counts_of_tp[outcome] = counts_of_tp.get(outcome, 0) + row.rows
+        else:
+            of_tp, outcome = counts.setdefault(TopicPartition(row.topic, row.partition), {}), Outcome(row.outcome)
+            of_tp[outcome] = of_tp.get(outcome, 0) + row.rows
     if trees:
         raise FatalError(f"{abs(trees)} trees were begun and not decided, or decided twice; nothing was stored")
     figures = None
     if topology is not None:
         figures, source = steps, steps.steps[SOURCE]
-        # As Storm counts them for a spout. No manifest of the source has these numbers: a tree may end in another task.
+        # Storm counts acked and failed trees at their spout, so the step `source` has them here. They come from the
+        # outcomes, because a tree may end in another task than that of its source.
         source.acked = sum(of_tp.get(Outcome.ACKED, 0) for of_tp in counts.values())
         source.failed = sum(
             of_tp.get(word, 0) for of_tp in counts.values() for word in (Outcome.FAILED, Outcome.DROPPED)
         )
+    _check_counts(counts, job)
+    if out_of_range:
+        log.warning(
+            "%s: handled %d records whose timestamp is no time from 1970 to 9999, as records without one; let their "
+            "producer write milliseconds since 1970",
+            job.target.turn, out_of_range,
+        )  # fmt: skip
     return ReplayResult(tuple(files), counts, calls, fetched, fetches, out_of_range, figures, tuple(staged), unacked)
 
 
-def check_counts(result: ReplayResult, job: ReplayJob) -> None:
-    """Raises FatalError if a topic-partition has more outcomes than offsets, or fewer than retries."""
-    for tp in {*job.fresh, *job.retries, *result.counts}:
-        outcomes = sum(result.counts.get(tp, {}).values())
+def _check_counts(counts: Mapping[TopicPartition, Mapping[Outcome, int]], job: ReplayJob) -> None:
+    for tp in {*job.fresh, *job.retries, *counts}:
+        outcomes = sum(counts.get(tp, {}).values())
         least = count(job.retries.get(tp, ()))
         most = least + (len(job.fresh[tp]) if tp in job.fresh else 0)
         if not least <= outcomes <= most:
-            raise FatalError(
-                f"{tp}: {outcomes} outcomes for {least} to {most} records; nothing was stored",
-                tp=tp,
-            )
-
-
-log = logging.getLogger(__name__)
+            raise FatalError(f"{tp}: {outcomes} outcomes for {least} to {most} records; nothing was stored", tp=tp)
 
 
 _probed: set[str] = set()
-"""The ids of the Spark applications whose executors were probed."""
 
 
 def check_replay(spark: SparkSession, job: ReplayJob) -> None:
-    """Checks handler, properties, session and executors, and reads no record. Call it before a turn is claimed.
-
-    Raises what `run_replay` would raise for them, and ConfigError for dynamic allocation.
-    """
+    """Checks handler, properties, session and executors, and reads no record. Call it before a turn is claimed. Raises
+    what `run_replay` would raise for them, and ConfigError for dynamic allocation."""
     handler, application = load_functions_of_job(job.settings), application_of(spark)
     application.check(job, handler)
     try:
@@ -175,24 +167,16 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
         else nullcontext(job.folder) as folder,
         application.watched(on_progress),
     ):
-        result = result_of(_collect(spark, job, handler, folder), job.settings.topology)
-    check_counts(result, job)
+        result = result_of(_collect(spark, job, handler, folder), job)
     # The caller commits these names next. A name whose file this machine does not see must never get into the log.
     seconds = WAIT_SECONDS_ONCE if job.settings.once else WAIT_SECONDS
-    wait_until_visible(job.target.root, result.files, seconds=seconds)
+    wait_until_sized(job.target.root, {file.path: file.size for file in result.files}, seconds=seconds)
     if job.settings.outputs is not None:
         wait_until_sized(job.settings.outputs.folder, {file.path: file.size for file in result.staged}, seconds=seconds)
-    if result.out_of_range:
-        log.warning(
-            "%s: handled %d records whose timestamp is no time from 1970 to 9999, as records without one; let their "
-            "producer write milliseconds since 1970",
-            job.target.turn, result.out_of_range,
-        )  # fmt: skip
     return result
 
 
 def _collect(spark: SparkSession, job: ReplayJob, handler: Handler | Streams, folder: TaskFolder | None) -> list[Any]:
-    """Runs the job and returns the rows of its tasks' manifests."""
     try:
         return manifests_of(spark, job, handler, folder).collect()
     except (PySparkException, Py4JError) as error:
@@ -205,10 +189,8 @@ def _collect(spark: SparkSession, job: ReplayJob, handler: Handler | Streams, fo
 
 def with_possible_isolation(job: ReplayJob, handler: Handler | Streams) -> ReplayJob:
     """Returns the job; turns handler isolation off if only `isolation_reason` wants it and the handler can't have it.
-
     Logs a warning if the handler is isolated because of `isolation_reason`. Raises ConfigError if the pipeline file
-    wants isolation and the handler can't have it.
-    """
+    wants isolation and the handler can't have it."""
     if not job.settings.isolated:
         return job
     functions = handler.functions if isinstance(handler, Streams) else [StreamFunctions.of_handler(handler)]

@@ -70,10 +70,8 @@ def archive_options() -> list[str]:
 
 
 def archive() -> Path | None:
-    """Returns the archive for this Java and this pyspark; None if it does not exist, or is not as long as it was made.
-
-    A JVM crashes on an archive that was cut off, so its name holds its length. Raises ConfigError without Java.
-    """
+    """Returns the archive for this Java and this pyspark; None if it does not exist, or was cut short. A JVM crashes on
+    an archive that was cut short, so its name holds its length. Raises ConfigError without Java."""
     folder, _, name = _place()
     for file in folder.glob(f"{name}-*.jsa"):
         if file.stem.removeprefix(f"{name}-") == str(file.stat().st_size):
@@ -82,11 +80,9 @@ def archive() -> Path | None:
 
 
 def make_archive() -> bool:
-    """Makes the archive unless it exists, in some 20 s. Returns whether this call has made it.
-
-    Several processes may call this at once: one of them makes the archive, and the others wait for it. Raises
-    TransientError if it can't be made, and ConfigError without Java or the JARs of Spark.
-    """
+    """Makes the archive unless it exists, in some 20 s. Returns whether this call has made it. Several processes may
+    call this at once: one of them makes the archive, and the others wait for it. Raises TransientError if it can't be
+    made, and ConfigError without Java or the JARs of Spark."""
     if archive() is not None:
         return False
     folder, prefix, name = _place()
@@ -119,12 +115,9 @@ def _reason(error: Exception) -> str:
 
 
 def _place() -> tuple[Path, str, str]:
-    """The folder of the archive, which is that of the JARs, how the names of all archives of this Java and this pyspark
-    begin, and how the name of the one that fits begins.
-
-    Java refuses an archive that was made with another Java, or with JARs of other times. So a Java or a pyspark that
-    was installed again at the same path needs an archive of its own.
-    """
+    """Returns the folder of the archive, which is that of the JARs, and two beginnings of names: of all archives of
+    this Java and this pyspark, and of the one that fits. Java refuses an archive of another Java, or of JARs with other
+    times, so one that was installed again at the same path needs an archive of its own."""
     program = Path(java()).resolve()
     spark = importlib.util.find_spec("pyspark")
     places = list(spark.submodule_search_locations or ()) if spark is not None else []

@@ -8,9 +8,8 @@ failed in any of them fails the job. Tasks read due retries themselves (`ackline
 The rows of the lineage are the manifests of its tasks. With steps, the rows of the tasks that read records go through
 one chain of stages, a stage for each step with `group_by`, and the acker is at its end.
 
-In the column tier the handler is a Spark expression: records stay in the JVM, and only their outcomes leave it. Such a
-handler may only add a column. A generator, a window or an aggregate would multiply, drop or reorder rows, so it is
-refused before anything is read.
+In the column tier the handler is a Spark expression: records stay in the JVM, and only their outcomes leave it. A
+generator, a window or an aggregate would multiply, drop or reorder rows, so it is refused before anything is read.
 """
 
 import json
@@ -18,6 +17,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import groupby
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -33,6 +33,9 @@ from ackline.ledger.offsets import OffsetRange, TopicPartition, count
 from ackline.ledger.outcomes import LATEST_MILLISECOND, NO_TIMESTAMP
 from ackline.pipeline.topology import Step, Topology
 from ackline.spark.application import application_of
+from ackline.trees.acker import by_block, store_roots
+from ackline.trees.rows import ROWS_SCHEMA
+from ackline.trees.stages import handle_step, open_run
 from ackline.worker.records import RECORD_COLUMNS
 from ackline.worker.run import TOMBSTONE, rate_per_task
 from ackline.worker.settings import MANIFEST_SCHEMA, ReplayJob, ReplaySettings, TaskFolder, TaskSettings
@@ -47,13 +50,9 @@ from ackline.worker.tasks import (
     store_column,
     with_fresh,
 )
-from ackline.worker.trees.acker import by_block, store_roots
-from ackline.worker.trees.rows import ROWS_SCHEMA
-from ackline.worker.trees.stages import handle_step
 
 Ranges = Mapping[TopicPartition, OffsetRange]
 MANIFESTS, ROWS, NOTED_RECORDS = map(from_arrow_schema, (MANIFEST_SCHEMA, ROWS_SCHEMA, NOTED_COLUMNS))
-"""The columns of manifests, of rows between steps, and of records in the column tier, as Spark types."""
 
 MAX_RECORDS_PER_TASK = 250_000
 """A task reads at most this many records, for progress and memory; fewer if that keeps more cores busy."""
@@ -82,10 +81,8 @@ _SET_BY_SPARK = ("group.id", "auto.offset.reset", "key.deserializer", "value.des
 
 
 def source_options(kafka: Mapping[str, str], isolation: str) -> dict[str, str]:
-    """Returns the options of Spark's Kafka source for librdkafka's properties `kafka`. They hold secrets.
-
-    Raises ConfigError for a property that Java's client does not have.
-    """
+    """Returns the options of Spark's Kafka source for librdkafka's properties `kafka`. They hold secrets. Raises
+    ConfigError for a property that Java's client does not have."""
     java = TUNED | java_properties(kafka) | {"isolation.level": isolation}
     return {f"kafka.{name}": value for name, value in java.items() if name not in _SET_BY_SPARK} | {
         "failOnDataLoss": "true",
@@ -97,10 +94,8 @@ def source_options(kafka: Mapping[str, str], isolation: str) -> dict[str, str]:
 
 
 def fresh_records(spark: SparkSession, ranges: Ranges, options: Mapping[str, str]) -> DataFrame:
-    """Returns the source's columns of exactly `ranges`. The DataFrame is lazy: each action reads the ranges once.
-
-    A task yields the records of one range in the order of their offsets, then those of the next range.
-    """
+    """Returns the source's columns of exactly `ranges`. The DataFrame is lazy: each action reads the ranges once. A
+    task yields the records of one range in the order of their offsets, then those of the next range."""
     cores = application_of(spark).cores
     large, small = large_and_small(ranges)
     parts = []
@@ -116,7 +111,7 @@ def _source(spark: SparkSession, ranges: Ranges, options: Mapping[str, str], tas
     return (
         spark.read.format("kafka")
         .options(**options)
-        .option("assign", json.dumps(_by_topic((tp, tp.partition) for tp in ranges)))
+        .option("assign", json.dumps({topic: [tp.partition for tp in tps] for topic, tps in _by_topic(ranges)}))
         .option("startingOffsets", _offsets({tp: fresh.start for tp, fresh in ranges.items()}))
         .option("endingOffsets", _offsets({tp: fresh.end for tp, fresh in ranges.items()}))
         .option("minPartitions", tasks)
@@ -149,39 +144,31 @@ def _tasks_for_small(ranges: Ranges, cores: int) -> int:
 
 
 def for_python(records: DataFrame, with_topic: bool) -> DataFrame:
-    """Selects what a Python worker gets of the source's columns; `ackline.worker.records.from_spark` takes it.
-
-    The topic is left out if all records share one. Headers become JSON, because Spark moves nested columns to Python
-    very slowly.
-    """
+    """Selects what a Python worker gets of the source's columns; `ackline.worker.records.from_spark` takes it. The
+    topic is left out if all records share one. Headers become JSON, because Spark moves nested columns to Python very
+    slowly."""
     topic = ["topic"] if with_topic else []
     headers = F.when(F.col("headers").isNotNull(), F.to_json("headers")).alias("headers")
     return records.select(*topic, "partition", "offset", "timestamp", "key", "value", headers)
 
 
-def _by_topic(pairs: Iterable[tuple[TopicPartition, int]]) -> dict[str, list[int]]:
-    topics: dict[str, list[int]] = {}
-    for tp, partition in pairs:
-        topics.setdefault(tp.topic, []).append(partition)
-    return topics
+def _by_topic(tps: Iterable[TopicPartition]) -> Iterable[tuple[str, Iterable[TopicPartition]]]:
+    return groupby(sorted(tps), lambda tp: tp.topic)
 
 
 def _offsets(offsets: Mapping[TopicPartition, int]) -> str:
-    topics: dict[str, dict[str, int]] = {}
-    for tp, offset in offsets.items():
-        topics.setdefault(tp.topic, {})[str(tp.partition)] = offset
-    return json.dumps(topics)
+    return json.dumps({topic: {str(tp.partition): offsets[tp] for tp in tps} for topic, tps in _by_topic(offsets)})
 
 
 _FEW_TUPLES, _MANY_TUPLES = 50_000, 500_000
 """A task takes _FEW_TUPLES, or more once each core has a task, but at most _MANY_TUPLES."""
 _TUPLES_A_RECORD = 10
-"""How many tuples a record is taken for at least: so many of them are no work, and the first turn does not know."""
+"""How many tuples of a record are assumed at least: so few cost little, and the first turn has no measured number."""
 _MOST_PARTS = 16
-"""For each core, into how many parts large trees divide a turn of few records: two exchanges in a row cost the square
-of their parts."""
+"""The most parts, for each core, into which large trees divide a turn of few records: two exchanges in a row cost the
+square of their parts."""
 _BUCKETS_A_PART, _LEAST_BUCKETS = 8, 32
-"""Into how many buckets the keys of an Arrow step's tuples are divided. A join holds those of one bucket at once."""
+"""Buckets of an Arrow step's keys: for each part, and at least. A join holds the tuples of one bucket at once."""
 
 
 def tasks_of_chain(records: int, cores: int, tuples_a_record: float | None = None) -> int:
@@ -197,11 +184,8 @@ def _parts_of(tuples: int, cores: int) -> int:
 
 def manifests_of_trees(rows: DataFrame, settings: TaskSettings, topology: Topology, parts: int) -> DataFrame:
     """Returns the manifests of all tasks, given the rows of the tasks that read the records. Each exchange makes so
-    many `parts`.
-
-    There is no branch and no join, so one action runs each handler once for each tuple. Each step with `group_by` costs
-    one exchange, and the acker one. Rows that are not addressed to a step pass through it.
-    """
+    many `parts`. There is no branch and no join, so one action runs each handler once for each tuple. Each step with
+    `group_by` costs one exchange, and the acker one. Rows that are not addressed to a step pass through it."""
     for step in topology.steps:
         if step.grouped:
             rows = _exchange(rows, step, parts).mapInArrow(handle_step(settings, step), ROWS)
@@ -244,10 +228,10 @@ def manifests_of(
         return _manifests_of_column(spark, job, handler, task, sources)
     topology = job.settings.topology
     kind = MANIFESTS if topology is None else ROWS
-    rows = [for_python(source, task.topic is None).mapInArrow(handle_fresh(task), kind) for source in sources]
+    rows = [for_python(source, task.topic is None).mapInArrow(handle_fresh(task, open_run), kind) for source in sources]
     if job.retries:
         parts, indexes = _retry_parts(spark, job)
-        rows.append(indexes.mapInArrow(handle_retries(task, job.kafka, parts), kind))
+        rows.append(indexes.mapInArrow(handle_retries(task, job.kafka, parts, open_run), kind))
     union = reduce(DataFrame.union, rows)
     if topology is None:
         return union
@@ -268,11 +252,8 @@ def _manifests_of_column(
 
 
 def _rate_per_task(spark: SparkSession, job: ReplayJob, max_rate: int) -> float:
-    """Returns each task's share of `max_rate`.
-
-    Only a local session has a fixed number of cores. A cluster's executors come and go, so there the share assumes that
-    all tasks run at the same time.
-    """
+    """Returns each task's share of `max_rate`. A cluster's executors come and go, so there the share assumes that all
+    tasks run at the same time."""
     application = application_of(spark)
     cores = application.cores
     large, _ = large_and_small(job.fresh)
@@ -303,11 +284,8 @@ def as_records(source: DataFrame) -> DataFrame:
 def with_outcomes(records: DataFrame, handler: Handler, settings: ReplaySettings, *, topic: bool) -> DataFrame:
     """Returns the columns partition, offset, timestamp, attempt, note, out_of_range and outcome for each row of
     `records`, which has those of NOTED_RECORDS. With `topic`, that column comes first; if the pipeline stores hashes of
-    keys, the key is kept, too.
-
-    Raises ConfigError if the handler returned anything else than a column over these rows; at most once, also if the
-    column calls a user function.
-    """
+    keys, the key is kept, too. Raises ConfigError if the handler returned anything else than a column over these rows;
+    at most once, also if the column calls a user function."""
     path, application = str(settings.handler), application_of(records.sparkSession)
     note = F.col("note")
     if not settings.deliver_tombstones:

@@ -3,7 +3,6 @@
 Importing this loads no Spark, because commands and DAGs check the master first.
 """
 
-import json
 import os
 import re
 import socket
@@ -12,8 +11,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ackline.errors import ConfigError
-from ackline.pipeline.connections import Connection, find_connection
+from ackline.forms.connections import Connection, find_connection
 from ackline.pipeline.folder import check_audit_is_shared, project_root
+from ackline.stored import Stored
 
 MASTER = "ACKLINE_SPARK_MASTER"
 """The variable that names the master of the command, and that the Airflow task sets for its driver."""
@@ -41,7 +41,7 @@ class ConnectServer:
 
     @property
     def url(self) -> str:
-        """What pyspark connects to. It may hold a token."""
+        """The address for pyspark, with all parameters. It may hold a token."""
         return f"{self}{self.parameters}"
 
     @property
@@ -61,7 +61,7 @@ DEV_SERVER = "server.json"
 
 
 @dataclass(frozen=True, slots=True)
-class SavedServer:
+class SavedServer(Stored):
     """The last Spark Connect server started in a folder: its port, its process, when that started, and its token."""
 
     port: int
@@ -80,14 +80,6 @@ def dev_spark_folder() -> Path:
     return project_root() / ".ackline" / "spark"
 
 
-def read_server(directory: Path) -> SavedServer | None:
-    """Returns the last server started in a folder, running or not; None if none was."""
-    try:
-        return SavedServer(**json.loads((directory / DEV_SERVER).read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
 def connect_server(master: str) -> ConnectServer | None:
     """Returns the Spark Connect server that a master names; None if it names none."""
     found = _CONNECT.fullmatch(master)
@@ -104,7 +96,7 @@ class Master:
     """A Spark master, and what has named it."""
 
     url: str = field(repr=False)
-    """It may hold the token of a Spark Connect server."""
+    """The address, which may hold the token of a Spark Connect server."""
     source: str
 
     def __str__(self) -> str:
@@ -112,13 +104,13 @@ class Master:
 
 
 def shown(master: str) -> str:
-    """Returns a master without what may be secret in it."""
+    """Returns a master as text for messages, without parameters, which may be secret."""
     return str(connect_server(master) or master.partition("?")[0])
 
 
 def _dev_server() -> Master | None:
     """Returns the server of `ackline dev spark`; None if none listens."""
-    saved = read_server(dev_spark_folder())
+    saved = SavedServer.read(dev_spark_folder() / DEV_SERVER)
     if saved is None:
         return None
     with socket.socket() as client:
@@ -135,7 +127,7 @@ def chosen_master() -> Master:
     A task of Airflow sets the variable for its driver, so that neither of them looks for another one. Raises
     ConfigError if SPARK_REMOTE is set, by which pyspark would choose a Spark Connect server of its own; if the
     connection has no host, or deploy mode `cluster`; and if the executors are on other machines while ACKLINE_AUDIT is
-    not set. Raises TransientError if Airflow can't be asked for the connection.
+    not set. Raises TransientError if Airflow does not answer for the connection.
     """
     if os.environ.get("SPARK_REMOTE"):
         raise ConfigError(
@@ -185,8 +177,8 @@ _CONNECT_TYPES = ("sc", "spark_connect")
 
 
 def _server_of(connection: Connection) -> str:
-    """Returns the address of a Spark Connect server; login, password and `use_ssl` are what they are for the provider:
-    user, token and TLS."""
+    """Returns the address of a Spark Connect server. As in Airflow's provider, login and password are user and token,
+    and `use_ssl` turns TLS on."""
     address = f"sc://{(connection.host or '').removeprefix('sc://')}"
     if connection.port:
         address = f"{address}:{connection.port}"
@@ -211,11 +203,9 @@ _STANDALONE = re.compile(r"spark://\[?([^,\]]+?)\]?:(\d+)")
 
 
 def address_towards(master: str) -> str | None:
-    """Returns this machine's address in the network of a standalone master, where its executors reach the driver.
-
-    Spark itself takes the first address that the machine's name has, which may be of another network. None for another
-    kind of master, and for one whose name does not resolve: Spark then chooses the address.
-    """
+    """Returns this machine's address in the network of a standalone master, where its executors reach the driver. Spark
+    itself takes the first address that the machine's name has, which may be of another network. None for another kind
+    of master, and for one whose name does not resolve: Spark then chooses the address."""
     standalone = _STANDALONE.match(master)
     if standalone is None:
         return None

@@ -1,8 +1,7 @@
 """What the driver checks of its executors: before records are handed out, and when they have named their files.
 
-The probe is a Spark job with a task for each core. It checks that the executors can handle the records and share the
-root with the driver. It covers the executors that are there; for those that come later, each task looks again before
-its first record (`ackline.worker.settings`).
+The probe is a Spark job with a task for each core. It covers the executors that are there; for those that come later,
+each task looks again before its first record (`ackline.worker.settings`).
 
 A task syncs its files before it names them, but another machine may not see them at once: an NFS client remembers for
 up to a minute that a name does not exist, and the listing of an object store may be old. So the driver waits for them.
@@ -13,7 +12,7 @@ import pickle
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import pyarrow
@@ -22,33 +21,17 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 import ackline
+from ackline.delta.errors import IgnoredStorageErrors, folder_errors
+from ackline.delta.folder import Folder
 from ackline.errors import AcklineError, ConfigError
 from ackline.spark.application import Application, ProbeTask
 from ackline.spark.failure import error_of_spark, text_of
-from ackline.tables.errors import IgnoredStorageErrors, folder_errors
-from ackline.tables.folder import Folder
-from ackline.worker.files import WrittenFile
 from ackline.worker.settings import KafkaSettings, ReplaySettings
 
 WAIT_SECONDS = 60.0
 WAIT_SECONDS_ONCE = 300.0
-"""At most once the tasks can't run again: what they have handled is lost if their files are given up."""
+"""At most once the tasks can't run again, so what they have handled is lost if the driver gives up their files."""
 _FILE_POLL_SECONDS = 1.0
-
-
-def wait_until_visible(
-    root: str,
-    files: Sequence[WrittenFile],
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-    seconds: float = WAIT_SECONDS,
-) -> None:
-    """Waits until each file is there below `root` with the size that its task has named.
-
-    Call it before the commit that names the files: Delta readers fail on a file that is missing. Raises ConfigError if
-    one is missing, or has another size, after `seconds`.
-    """
-    wait_until_sized(root, {file.path: file.size for file in files if file.path}, clock, sleep, seconds)
 
 
 def wait_until_sized(
@@ -58,10 +41,9 @@ def wait_until_sized(
     sleep: Callable[[float], None] = time.sleep,
     seconds: float = WAIT_SECONDS,
 ) -> None:
-    """Waits until each file of `sizes` (by its path below `root`) is there with its size in bytes.
-
-    Raises ConfigError if one is missing, or has another size, after `seconds`.
-    """
+    """Waits until each file of `sizes` (by its path below `root`) is there with its size in bytes. Call it before the
+    commit that names the files: Delta readers fail on a file that is missing. Raises ConfigError if one is missing, or
+    has another size, after `seconds`."""
     folder, until = Folder(root), clock() + seconds
     while True:
         there: dict[str, int] = {}
@@ -116,10 +98,8 @@ def probe_executors(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Checks versions, imports and files of the executors that are there, and that they share the folder `root`.
-
     `imports_handler` is False for a column handler: it runs in the JVM, so executors need not import it. Raises
-    ConfigError with the host and the cause, and what Spark's job raises. Leaves no file behind.
-    """
+    ConfigError with the host and the cause, and what Spark's job raises. Leaves no file behind."""
     application.wait_for_executors(sleep)
     files = {name: str(kafka.properties[name]) for name in _FILES if name in kafka.properties}
     files = {name: path for name, path in files.items() if path != "probe"}
@@ -131,7 +111,10 @@ def probe_executors(
         task = _probe_task(_versions(), pickle.dumps((settings, imports_handler)), files, folder.uri, token)
         for _ in range(_ROUNDS):
             executors = application.executors()
-            answers += _ask(application, task)
+            try:
+                answers += [Answer(*row) for row in application.ask(task)]
+            except (PySparkException, Py4JError) as error:
+                raise _error_of_probe(error) from None
             _check(answers)
             if application.executors() <= executors:
                 break
@@ -151,13 +134,6 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _ask(application: Application, task: ProbeTask) -> list[Answer]:
-    try:
-        return [Answer(*row) for row in application.ask(task)]
-    except (PySparkException, Py4JError) as error:
-        raise _error_of_probe(error) from None
-
-
 def _check(answers: Iterable[Answer]) -> None:
     problems = dict.fromkeys((answer.host, answer.problem) for answer in answers if answer.problem)
     if problems:
@@ -166,10 +142,8 @@ def _check(answers: Iterable[Answer]) -> None:
 
 
 def _error_of_probe(error: Exception) -> AcklineError:
-    """Returns ConfigError with host and cause for an executor whose Python does not get as far as the probe.
-
-    The probe holds no record, so this may quote Spark's text.
-    """
+    """Returns ConfigError with host and cause for an executor whose Python does not get as far as the probe. It may
+    quote Spark's text, because the probe holds no record."""
     text = text_of(error)
     hosts, causes = _TASK_HOST.findall(text), _SPARK_CAUSE.findall(text)
     causes = causes or [f"{name}: {reason}" for name, reason in _TASK_CAUSE.findall(text) if name != "SparkException"]
@@ -199,11 +173,12 @@ def _probe_task(
                 version = importlib.import_module(name).__version__
                 if version != wanted and version.partition(".")[0] != wanted:
                     raise RuntimeError(f"it has {name} {version}, and the driver {wanted}; install the same version")
-            from ackline.tables.folder import Folder
-            from ackline.tables.object_store import use_options
+            from ackline.delta.folder import Folder
+            from ackline.delta.object_store import use_options
             from ackline.worker.streams import load_functions_of_job
 
-            importlib.import_module("ackline.worker.tasks")  # with what tasks need, the Kafka client among it
+            importlib.import_module("ackline.trees.stages")  # with what tasks need
+            importlib.import_module("ackline.worker.tasks")  # and the Kafka client
             settings, imports_handler = pickle.loads(packed)
             if imports_handler:
                 load_functions_of_job(settings)

@@ -4,9 +4,8 @@ On a cluster the session carries an archive of Ackline's package and of the hand
 the dependencies, and no copy of the project. Equal files give an equal archive, byte for byte, so that a driver that
 starts again ships the same code.
 
-The standard error of the JVM is filtered. Java prints a warning about an incubator module, which Spark adds to each
-driver, and others about its own options, before log4j is configured; no option of Java turns them off. They concern no
-user, and would cross the progress bar. All other lines pass: an error of the JVM itself must be seen.
+The standard error of the JVM is filtered: before log4j is configured, Java prints warnings that no option turns off
+and that would cross the progress bar. All other lines pass: an error of the JVM itself must be seen.
 """
 
 import os
@@ -24,8 +23,8 @@ from pyspark import SparkConf, SparkContext, SparkFiles
 from pyspark.sql import SparkSession
 
 from ackline.errors import AcklineError, ConfigError, TransientError
+from ackline.forms.connections import without_airflow
 from ackline.pipeline.blocks import SparkBlock
-from ackline.pipeline.connections import without_airflow
 from ackline.pipeline.folder import handlers_folder
 from ackline.spark.master import address_towards, chosen_master, connect_server, is_local
 from ackline.spark.settings import ARCHIVE, ENCRYPTION, LOOPBACK, REQUIRED_SETTINGS, build_archive
@@ -40,7 +39,7 @@ NOISE = (
     b"Picked up JAVA_TOOL_OPTIONS:",
     b"Picked up _JAVA_OPTIONS:",
 )
-"""Where the text begins that is dropped, up to the end of its line."""
+"""The beginnings of texts that are dropped, each up to the end of its line."""
 _NOISE = re.compile(b"|".join(map(re.escape, NOISE)))
 _END = re.compile(rb"[\r\n]")
 _LONGEST = max(map(len, NOISE))
@@ -48,11 +47,9 @@ _LONGEST = max(map(len, NOISE))
 
 @contextmanager
 def quiet_jvm() -> Iterator[None]:
-    """Filters what processes print on standard error that are started during the context, for as long as they live.
-
-    What this process prints through `sys.stderr` is not filtered, and is written at once. Does nothing if this process
-    has no standard error.
-    """
+    """Filters the standard error of processes that are started during the context, for as long as they live. What this
+    process prints through `sys.stderr` is not filtered, and is written at once. Does nothing if this process has no
+    standard error."""
     try:
         real = os.dup(2)
     except OSError:
@@ -63,7 +60,7 @@ def quiet_jvm() -> Iterator[None]:
     passes_on = threading.Thread(target=_pass_on, args=(source, os.dup(real)), name="ackline-jvm-stderr", daemon=True)
     before = sys.stderr
     # Ctrl-C may come at any of these lines. What this process itself prints goes to the real standard error, so that
-    # its last words need no thread, which may not run yet or may end with the process before it has passed them on.
+    # its last lines need no thread, which may not run yet or may end with the process before it has passed them on.
     own = os.fdopen(os.dup(real), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     try:
         passes_on.start()
@@ -94,9 +91,7 @@ def _write(real: int, text: bytes) -> None:
 
 class LineFilter:
     """Drops the text from where NOISE begins to the end of its line. Holds back only what may be the start of NOISE.
-
-    NOISE may begin anywhere in a line: a library of the JVM may write without ending its lines.
-    """
+    NOISE may begin anywhere in a line: a library of the JVM may write without ending its lines."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -104,7 +99,7 @@ class LineFilter:
         """Whether the rest of the present line is dropped."""
 
     def passed(self, chunk: bytes) -> bytes:
-        """Returns what may pass of everything that has come so far."""
+        """Returns the text that may pass, of `chunk` and of what was held back before."""
         text, passed = self._held + chunk, b""
         self._held = b""
         while text:
@@ -126,7 +121,7 @@ class LineFilter:
 
 
 def _possible_start(text: bytes) -> int:
-    """Returns the index at which NOISE may begin that the next chunk ends; the length of the text if there is none."""
+    """Returns the index from which on the text may be a beginning of NOISE; the length of the text if there is none."""
     first = max(len(text) - _LONGEST, 0)
     return next(
         (at for at in range(first, len(text)) if any(noise.startswith(text[at:]) for noise in NOISE)), len(text)
@@ -194,11 +189,9 @@ def open_session(
 
 @contextmanager
 def _no_jvm_without_gateway() -> Iterator[None]:
-    """Ends the JVM whose start is interrupted before this process is connected to it.
-
-    pyspark has then removed the folder in which the JVM writes its port. The JVM fails to write it, never comes to the
-    line where it waits for the end of this process, and would stay for ever.
-    """
+    """Ends the JVM whose start is interrupted before this process is connected to it. pyspark has then removed the
+    folder in which the JVM writes its port. So the JVM never comes to the line where it waits for the end of this
+    process, and would stay for ever."""
     before = own_children()
     try:
         yield
@@ -225,11 +218,8 @@ def _no_connections(starts_jvm: bool) -> Iterator[None]:
 
 @contextmanager
 def _own_ctrl_c() -> Iterator[None]:
-    """Puts the handler of SIGINT back that pyspark replaces when it starts a context.
-
-    pyspark's handler calls the JVM in the middle of another call, on the same connection. Both calls then read answers
-    that are not theirs: they fail, or they wait for ever. The JVM and its job end with this process anyway.
-    """
+    """Puts the handler of SIGINT back that pyspark replaces when it starts a context. pyspark's handler calls the JVM
+    in the middle of another call, on the same connection, so both calls fail or wait for ever."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -241,7 +231,7 @@ def _own_ctrl_c() -> Iterator[None]:
 
 
 def session_settings(master: str, block: SparkBlock, *, submitted: bool) -> dict[str, str]:
-    """Returns the settings of a session; `submitted` leaves those to spark-submit that it decides on."""
+    """Returns the settings of a session, without those that spark-submit decides on if the process was `submitted`."""
     settings = {} if submitted else _own_settings(master, block)
     settings |= block.properties() | REQUIRED_SETTINGS
     if not is_local(master) and block.encryption == "required":

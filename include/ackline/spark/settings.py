@@ -38,7 +38,7 @@ REQUIRED_SETTINGS = {
 }
 
 OF_SESSION = "spark.sql."
-"""What the names of settings begin with that a session on a Spark Connect server may have for itself."""
+"""The prefix of the settings that a session on a Spark Connect server may have for itself."""
 
 ENCRYPTION = {
     "spark.authenticate": "true",
@@ -51,15 +51,12 @@ LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0
 ARCHIVE = "ackline-code.zip"
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
 _OLDEST = (1980, 1, 1, 0, 0, 0)
-"""The earliest time that an archive can hold."""
 
 
 def build_archive(path: Path, handlers: Path) -> Path:
-    """Writes Ackline's package, and the Python files below the folder `handlers`, into a ZIP archive at `path`.
-
-    Hidden folders and virtual environments are left out, and so is any other file of the handlers' folder: it may hold
-    secrets. Returns `path`. Raises OSError.
-    """
+    """Writes Ackline's package, and the Python files below the folder `handlers`, into a ZIP archive at `path`. Hidden
+    folders and virtual environments are left out, and so is any other file of the handlers' folder: it may hold
+    secrets. Returns `path`. Raises OSError."""
     package = Path(ackline.__file__).parent
     files = {f"ackline/{file.relative_to(package).as_posix()}": file for file in _files(package)}
     for file in _files(handlers) if handlers.is_dir() else ():

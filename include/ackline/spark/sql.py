@@ -1,6 +1,6 @@
 """SQL over the tables of all pipelines and lanes, by Spark and delta-spark, for tables past one machine.
 
-The views are those of `ackline.tables.sql`, in the same text. The query reads them alone: before Spark analyses it,
+The views are those of `ackline.audit.sql`, in the same text. The query reads them alone: before Spark analyses it,
 each node of it is compared with what a query over views needs, so it runs no program, calls no Java method and reads no
 other file.
 """
@@ -39,7 +39,7 @@ _PLANS = frozenset({
     "UnresolvedSubqueryColumnAliases", "UnresolvedTVFAliases", "UnresolvedTableValuedFunction", "UnresolvedWith",
     "Window", "WithWindowDefinition",
 })  # fmt: skip
-"""The nodes of a parsed query that read views and nothing else. Another node, as of TRANSFORM … USING, is refused."""
+"""The nodes of a parsed query that read views and nothing else. Any other node, as of TRANSFORM … USING, is refused."""
 _TABLE_FUNCTIONS = frozenset({"explode", "explode_outer", "inline", "inline_outer", "posexplode", "range", "stack"})
 _JAVA_FUNCTIONS = frozenset({"reflect", "java_method", "try_reflect"})
 _CATALYST = "org.apache.spark.sql.catalyst"
@@ -62,10 +62,7 @@ def create_views(
     spark: SparkSession, tables: Mapping[str, Sequence[str]], schemas: Mapping[str, pa.Schema], views: str
 ) -> None:
     """Creates the views in the session. `tables` has the folders of each table in all lanes, `schemas` their columns,
-    and `views` the statements that create the views.
-
-    Raises FatalError if a table can't be read.
-    """
+    and `views` the statements that create the views. Raises FatalError if a table can't be read."""
     try:
         for name, folders in tables.items():
             _read(spark, folders, schemas[name]).createOrReplaceTempView(f"_{name}")
@@ -76,11 +73,8 @@ def create_views(
 
 
 def select(spark: SparkSession, query: str) -> pa.Table:
-    """Runs one SELECT over the views, and returns its rows, which must fit into the memory of the driver.
-
-    Raises ConfigError for a query that is no single SELECT over the views or that Spark refuses, and FatalError if it
-    fails.
-    """
+    """Runs one SELECT over the views, and returns its rows, which must fit into the memory of the driver. Raises
+    ConfigError for any other query or one that Spark refuses, and FatalError if it fails."""
     query = query.rstrip().removesuffix(";")  # DuckDB takes one, too
     _check_is_select(spark, query)
     # pyspark prints each refused query with its stack trace; the error that this function raises is enough.

@@ -12,9 +12,9 @@ from ackline.errors import ConfigError
 from ackline.in_flight.ack_topic import AnswerRange
 from ackline.in_flight.decide import DecidedRows, answers_of_turn, decide_answers
 from ackline.lane.adapters import Adapters
-from ackline.lane.claim import void_advice
-from ackline.lane.plans import MOVES, LaneRanges, chosen_in, lane_ranges
+from ackline.lane.plans import LaneRanges, chosen_in, lane_ranges
 from ackline.lane.turn_metrics import gaps_of
+from ackline.lane.ways_out import void_advice
 from ackline.ledger.backoff import Backoff, RetryPolicy
 from ackline.ledger.fold import OutcomeRow, PartitionState, fold
 from ackline.ledger.offsets import OffsetRange, TopicPartition, arrays_of, clipped, union
@@ -40,19 +40,19 @@ def states_after(
     contradict the plan.
     """
     # Only a run has failed attempts. An action must be settled even if the retry class of its plan is gone.
-    policy = _policy(plan) if plan.kind is TurnKind.RUN else RetryPolicy()
+    policy = _policy(plan) if plan.kind.replays else RetryPolicy()
     states = {tp: settled.state for tp, settled in before.partitions.items()}
     for tp, planned in plan.partitions.items():
-        state = states.get(tp, PartitionState(planned.complete_to))
+        state = states.setdefault(tp, PartitionState(planned.complete_to))
         rows = outcomes.rows.get(tp, ())
-        if plan.kind in (TurnKind.RUN, TurnKind.GENESIS):
+        if plan.kind.replays:
             seed = _seed(plan, tp)
             gaps = gaps_of(plan, tp, outcomes) or 0
             states[tp] = fold(state, planned.fresh, planned.retries, rows, policy, seed, gaps, chosen_in(chosen, tp))
         elif plan.kind is TurnKind.RETRY:
             # No attempt is counted, and the time is the plan's: every process computes the same due times (I9).
             states[tp] = replace(state, pending=_due_now(state, planned, plan.planned_at))
-        elif plan.kind in MOVES:
+        elif plan.kind.moves_floor:
             # complete_to never moves back, even if the target is below it. A reset that goes forward ends its epoch as
             # a skip does; what it leaves pending, the new epoch reads.
             end = max(state.complete_to, planned.fresh.end)
@@ -89,8 +89,8 @@ def decide(
     no ack topic. Sends the dead letters of the records that are decided as dead.
     """
     chosen = lane_ranges(adapters, plan.turn.epoch)
-    if plan.kind is not TurnKind.RUN:
-        return (skipped_by(plan, before, adapters.now(), chosen) if plan.kind in MOVES else {}), None
+    if not plan.kind.replays:
+        return (skipped_by(plan, before, adapters.now(), chosen) if plan.kind.moves_floor else {}), None
     decisions = _expired_ranges(adapters, plan, chosen)
     rows = {
         tp: OutcomeColumns.concat([outcomes.rows.get(tp, ()), decisions.get(tp, ())])

@@ -1,14 +1,11 @@
 """plan: decide what the next turn reads, and store that before anything is read.
 
 `take_turn` is the one loop that takes a turn of a lane: every plan of a run or a backfill, an operator action, an
-adoption and a cancellation goes through it, and nothing else stores a plan. Each round reads the ledger anew, and moves
-it by one turn at most. It meets an open turn, or stores plan n + 1, which is refused if another process has taken the
-number. Nothing was stored then, and the next round finds what the other process has stored. So two processes never plan
-the same offsets side by side (S53), and an operator action never runs beside a replay. The callers give as functions
-what they make of an open turn, and which plan follows the newest settlement. The checks that may refuse a plan are part
-of making it, because they differ: a reset and a cancellation are the way out of changed settings, and only some actions
-ask the group. (`ackline.lane.commit` has a loop of its own over the same rounds: the commit of the group takes no
-number.)
+adoption and a cancellation goes through it. Each round reads the ledger anew, and meets an open turn, or stores plan
+n + 1, which is refused if another process has taken the number. So two processes never plan the same offsets side by
+side (S53), and an operator action never runs beside a replay. The checks that may refuse a plan are part of making it,
+because they differ: a reset and a cancellation are the way out of changed settings, and only some actions ask the
+group. (`ackline.lane.commit` has a loop of its own: the commit of the group takes no number.)
 
 `plan` writes the first genesis (settlement 0), or a genesis turn for partitions that are new to the lane; then plan n.
 A crash before a write costs nothing. After it, the next run finds what was written: a lane that has begun, or an open
@@ -31,8 +28,8 @@ from ackline.lane.rights import check_rights
 from ackline.lane.spans import Note, span
 from ackline.ledger.offsets import TopicPartition, count
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnId, TurnKind
-from ackline.outputs.checks import check_outputs, check_outputs_of
-from ackline.outputs.turn import store_plan
+from ackline.outputs.checks import check_outputs, check_outputs_of, store_plan
+from ackline.outputs.publish import publish_settled
 from ackline.steps.run_plan import next_plan
 from ackline.steps.settle import settle_turn
 
@@ -93,11 +90,11 @@ def take_turn(
             # The write that starts a turn. It publishes the rows of the settled turn first, so that no number is taken
             # before every output table holds the turn before it. From here on every process adopts this plan; before
             # it, nothing has happened.
-            stored = plan is not None and store_plan(adapters, newest, plan)
+            stored = plan is not None and store_plan(adapters, newest, plan, publish_settled)
         except NewerCommit as error:
             rounds.lose_to(error)
             continue
-        if plan is not None and stored and plan.kind is TurnKind.RUN:
+        if plan is not None and stored and plan.kind.replays:
             adapters.notify("planned", plan)
         if plan is None or (stored and plan.kind in kinds):
             return TakenTurn(plan, newest)
@@ -141,7 +138,6 @@ def plan(adapters: Adapters) -> Planned:
 
 
 def _note_plan(note: Note, plan: Plan | None, adopted: bool) -> None:
-    """Adds to a span how much a plan reads."""
     if plan is None:
         return
     rows = plan.partitions.values()
@@ -165,7 +161,7 @@ class _Planning:
 
     def begin_lane(self) -> None:
         """Stores the first genesis. All checks come before it, so that a first run that can't work stores nothing."""
-        view = self._checked_view(None)
+        view = _checked_view(self.adapters, None)
         genesis = genesis_partitions(self.adapters, None, view)
         check_outputs(self.adapters)
         store_first_genesis(self.adapters, genesis, "first run")
@@ -177,13 +173,13 @@ class _Planning:
         # own, stored in the round before, or that of an operator whose process has died. A turn of a run needs none if
         # an operator's process has recorded it as lost and died before it could settle the turn. This run has handled
         # nothing of it, so it settles the turn and goes on with the next.
-        if open_plan.kind is TurnKind.RUN and not operator_loss(self.adapters, open_plan):
+        if open_plan.kind.replays and not operator_loss(self.adapters, open_plan):
             return False
         self.skipped |= open_plan.kind is TurnKind.SKIP
         settled = settle_turn(self.adapters, open_plan, newest)
         if settled:  # None if another process was quicker: then that process reports it
             self.actions.append(settled)
-            if open_plan.kind in (TurnKind.SKIP, TurnKind.RESET):  # the others move no offset
+            if open_plan.kind.moves_floor:  # the others move no offset
                 moves = listed(f"{tp} to {planned.fresh.start}" for tp, planned in open_plan.partitions.items())
                 log.warning("%s, a %s of %s: %s", open_plan.turn, open_plan.kind, moves, open_plan.reason)
         return True
@@ -192,7 +188,7 @@ class _Planning:
         """Returns what comes after `newest`: a genesis turn, an action that moves the lane first, or the plan of a run.
         None if no subscribed topic exists yet, or any more."""
         self._note(newest)
-        view = self._checked_view(newest)
+        view = _checked_view(self.adapters, newest)
         check_settings_unchanged(self.adapters, newest)
         genesis = genesis_partitions(self.adapters, newest, view)
         self.missing, self.leaderless = view.missing, leaderless_partitions(self.adapters, newest.partitions, view)
@@ -211,29 +207,26 @@ class _Planning:
         if newest.kind in (TurnKind.RUN, TurnKind.VOID) or not newest.turn.n:
             self.skipped = False
 
-    def _checked_view(self, newest: Settlement | None) -> KafkaView:
-        """Returns what Kafka shows, after the checks that come before the first write, so that a run which can't work
-        leaves no trace. The broker is checked first: it fails most often, and within seconds."""
-        self.adapters.cluster.reachable()
-        check_rights(self.adapters, newest)  # before requests that the broker would refuse one after the other
-        view = observe_kafka(self.adapters, newest)
-        check_dead_letter_topic(self.adapters)
-        _check_topics_exist(self.adapters, newest, view)
-        check_not_of_another_ledger(self.adapters, newest, view)
-        return view
+
+def _checked_view(adapters: Adapters, newest: Settlement | None, has_open_plan: bool = False) -> KafkaView:
+    """Returns what Kafka shows, after the checks that come before the first write, so that a run which can't work
+    leaves no trace. The broker is checked first: it fails most often, and within seconds."""
+    adapters.cluster.reachable()
+    check_rights(adapters, newest)  # before requests that the broker would refuse one after the other
+    view = observe_kafka(adapters, newest)
+    check_dead_letter_topic(adapters)
+    if not has_open_plan:
+        _check_topics_exist(adapters, newest, view)
+        check_not_of_another_ledger(adapters, newest, view)
+    return view
 
 
 def preview(adapters: Adapters) -> Planned:
     """Returns what `plan` would store; stores nothing. A lane that has not begun is shown at its initial positions."""
     newest, open_plan = adapters.newest_and_open_plan()
-    adapters.cluster.reachable()
-    check_rights(adapters, newest)
-    view = observe_kafka(adapters, newest)
-    check_dead_letter_topic(adapters)
+    view = _checked_view(adapters, newest, open_plan is not None)
     if open_plan:
         return Planned(open_plan, adopted=True)
-    _check_topics_exist(adapters, newest, view)
-    check_not_of_another_ledger(adapters, newest, view)
     if newest is not None:
         check_settings_unchanged(adapters, newest)
     lane = preview_lane(adapters, newest, view)
@@ -291,9 +284,12 @@ def check_dead_letter_topic(adapters: Adapters) -> None:
     """Raises ConfigError if the pipeline's dead-letter topic does not exist."""
     topic = adapters.pipeline.dead_letter_topic
     if topic is not None and topic not in adapters.cluster.topics([topic]):
+        broker = brokers(adapters.kafka)
+        near = did_you_mean(topic, adapters.cluster.names())
         raise ConfigError(
-            f"the dead-letter topic {topic} of pipeline {adapters.pipeline.name} does not exist: create it, or write "
-            f"`dead_letter: none`. Nothing was planned",
+            f"the dead-letter topic {topic} of pipeline {adapters.pipeline.name} does not exist at {broker}"
+            f"{near or '.'} Correct its name, create it with `kafka-topics.sh --bootstrap-server {broker} --create "
+            f"--topic {topic}`, or write `dead_letter: none`. Nothing was planned",
             key="dead_letter.topic",
         )
 

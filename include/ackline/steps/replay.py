@@ -10,7 +10,7 @@ Under at most once, the claim and the start marker come before the first handler
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ from ackline.kafka.config import inlined_certificates, java_properties
 from ackline.kafka.registry import check_registry
 from ackline.lane.adapters import Adapters, Progress
 from ackline.lane.claim import (
-    advises_void,
     advises_void_if_file_changed,
     check_not_voided,
     claim,
@@ -31,21 +30,22 @@ from ackline.lane.claim import (
     refuse_retries,
     retry_report,
     take_start_marker,
-    void_advice,
     void_turn,
     waive,
 )
-from ackline.lane.log_checks import check_planned_ranges
+from ackline.lane.log_checks import check_planned_ranges, without_leader
 from ackline.lane.plans import check_open_plan_settings
 from ackline.lane.spans import Note, span
+from ackline.lane.ways_out import advises_void, void_advice
 from ackline.ledger.answers import TokenSigner
 from ackline.ledger.metrics import TurnReport
-from ackline.ledger.offsets import TopicPartition, arrays_of
+from ackline.ledger.offsets import arrays_of
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import NOTHING_PENDING
 from ackline.ledger.turns import Marker, MarkerKind, Plan, Settlement
 from ackline.outputs.checks import output_targets
-from ackline.outputs.turn import publish_settled, store_manifest
+from ackline.outputs.publish import publish_settled
+from ackline.outputs.staged import store_manifest
 from ackline.pipeline.pipeline import TurnSettings
 from ackline.tables.schemas import plan_date
 from ackline.tables.store import COUNTED_STARTS
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ackline.spark.job import ReplayResult
-    from ackline.worker.settings import ReplayJob, ReplaySettings
+    from ackline.worker.settings import OutputTargets, ReplayJob, ReplaySettings
 
 
 _ISOLATES = (ErrorClass.WORKER_LOST, ErrorClass.TIMEOUT)
@@ -75,7 +75,12 @@ def job_of(adapters: Adapters, plan: Plan) -> "ReplayJob":
     java_properties(adapters.kafka)  # raises ConfigError for a property that has no name in Java
     return ReplayJob(
         target=OutcomeTarget(adapters.store.outcomes.uri, plan.turn, plan_date(plan.planned_at), adapters.run_id),
-        settings=_settings(adapters, plan),
+        settings=replay_settings(
+            adapters,
+            TurnSettings(plan.settings).keeps_outcome_rows,
+            output_targets(adapters, plan),
+            _token_signer(adapters, plan),
+        ),
         # Tasks of another machine have none of the driver's files.
         kafka=KafkaSettings(
             inlined_certificates({name: str(value) for name, value in adapters.kafka.items()}), plan.isolation
@@ -86,28 +91,30 @@ def job_of(adapters: Adapters, plan: Plan) -> "ReplayJob":
     )
 
 
-def _settings(adapters: Adapters, plan: Plan) -> "ReplaySettings":
-    """Returns how the tasks handle the records of the plan."""
+def replay_settings(
+    adapters: Adapters, keeps_rows: bool, outputs: "OutputTargets | None", tokens: TokenSigner | None
+) -> "ReplaySettings":
+    """Returns how the tasks of the pipeline handle records; `keeps_rows` is whether each outcome becomes a row."""
     from ackline.worker.settings import ReplaySettings
 
     pipeline, timeout = adapters.pipeline, adapters.pipeline.record_timeout
     return ReplaySettings(
         handler=pipeline.handler,
         deliver_tombstones=pipeline.tombstones == "deliver",
-        on_failure=Outcome.FAILED if pipeline.guarantee == "at_least_once" else Outcome.DROPPED,
+        on_failure=Outcome.FAILED if pipeline.guarantee.retries else Outcome.DROPPED,
         now=adapters.fixed_now,
-        once=pipeline.guarantee == "at_most_once",
-        record_outcomes=TurnSettings(plan.settings).keeps_outcome_rows,
+        once=pipeline.guarantee.claims,
+        record_outcomes=keeps_rows,
         isolated=pipeline.isolated,
         record_timeout=timeout.total_seconds() if timeout else None,
         translation=adapters.translation,
         store_options=adapters.store.storage_options() or None,
         topology=pipeline.topology,
         tracking=pipeline.tracking,
-        outputs=output_targets(adapters, plan),
+        outputs=outputs,
         debug_sample=pipeline.debug.sample if pipeline.debug else None,
         key_hash_secret=adapters.key_hash_secret,
-        tokens=_token_signer(adapters, plan),
+        tokens=tokens,
         in_flight_timeout=pipeline.in_flight.timeout,
     )
 
@@ -124,14 +131,6 @@ def _token_signer(adapters: Adapters, plan: Plan) -> TokenSigner | None:
     return TokenSigner(adapters.token_keys[0], adapters.store.ledger_id(), plan.turn, topic_ids)
 
 
-def unreadable_from(adapters: Adapters, job: "ReplayJob") -> dict[TopicPartition, int]:
-    """Returns the first offset of each partition whose timestamp Spark's source can't read, where the log has one."""
-    from ackline.worker.settings import FIRST_UNREADABLE
-
-    first = adapters.cluster.offsets_since(job.fresh, FIRST_UNREADABLE)
-    return {tp: offset for tp, offset in first.items() if offset is not None}
-
-
 def why_isolate(starts: int, plan: Plan, newest: Settlement) -> str:
     """Returns why the handler is isolated without `handler_isolation: process` in the file; empty if it is not."""
     if starts > COUNTED_STARTS:
@@ -142,13 +141,6 @@ def why_isolate(starts: int, plan: Plan, newest: Settlement) -> str:
         if killers.within(arrays_of(planned.retries)):
             return "it tries a record again that has killed or hung its process"
     return ""
-
-
-def isolated_job(job: "ReplayJob", reason: str) -> "ReplayJob":
-    """Returns the job with an isolated handler; unchanged without a reason, or if the file isolates the handler."""
-    if not reason or job.settings.isolated:
-        return job
-    return replace(job, settings=replace(job.settings, isolated=True), isolation_reason=reason)
 
 
 log = logging.getLogger(__name__)
@@ -182,17 +174,15 @@ def replay(adapters: Adapters, spark: "Callable[[], SparkSession]", on_progress:
         # Zero rows are proof too: without this commit, an empty turn would look like one that never ran.
         adapters.store.store_outcomes(plan.turn, [])
         return Replayed(plan)
-    if adapters.lease is None:
-        with span(adapters, "replay", plan.turn):
-            return _replay_open_plan(adapters, plan, newest, spark, on_progress)
     # The lease spares a second run the work that the first one does. It proves nothing: all that follows is safe beside
     # another process that replays the same turn.
-    with adapters.lease.held(plan.turn) as waited:
+    with adapters.lease.held(plan.turn) if adapters.lease is not None else nullcontext(False) as waited:
         if waited:  # the run that held the lease may have got as far as its outcomes, or the settlement
             _, still_open = adapters.newest_and_open_plan()
             if still_open is None or still_open.turn != plan.turn or adapters.store.has_outcomes(plan.turn):
                 return Replayed(plan)
-        with span(adapters, "replay", plan.turn):
+        with span(adapters, "replay", plan.turn) as note:
+            note(**({"code": code} if (code := adapters.code()) else {}))
             return _replay_open_plan(adapters, plan, newest, spark, on_progress)
 
 
@@ -203,7 +193,7 @@ def _replay_open_plan(
     spark: "Callable[[], SparkSession]",
     on_progress: Progress | None,
 ) -> Replayed:
-    once, of_file = adapters.pipeline.guarantee == "at_most_once", adapters
+    once, of_file = adapters.pipeline.guarantee.claims, adapters
     with ExitStack() as opened:
         with span(adapters, "replay.prepare", plan.turn):
             adapters, job, error = _prepare(of_file, plan, newest, spark, opened)
@@ -254,8 +244,10 @@ def _prepare(
     the whole range. The job is None for a turn at most once that was started already: nothing that refuses a job may
     keep another process from storing it as lost.
     """
+    from ackline.worker.settings import FIRST_UNREADABLE
+
     check_open_plan_settings(of_file, plan)
-    adapters, once = of_file, of_file.pipeline.guarantee == "at_most_once"
+    adapters, once = of_file, of_file.pipeline.guarantee.claims
     started = once and adapters.store.has_start_marker(plan.turn)
     job = None
     if not started:
@@ -266,16 +258,20 @@ def _prepare(
     error = _range_error(adapters, plan)
     if job is None or error is not None:
         return adapters, job, error
+    # The first offset of each partition whose timestamp Spark's source can't read, where the log has one.
+    first = adapters.cluster.offsets_since(job.fresh, FIRST_UNREADABLE)
+    exact_from = {tp: offset for tp, offset in first.items() if offset is not None}
     # Of the turn before alone, which is at hand: a guess at how large the trees are.
     tuples = newest.steps.tuples_a_record if newest.steps is not None else None
-    job = replace(job, exact_from=unreadable_from(adapters, job), tuples_a_record=tuples)
+    job = replace(job, exact_from=exact_from, tuples_a_record=tuples)
     adapters.store.outcomes.create()
     # The start is counted before Spark begins: a start that takes this process down with it must be counted too. At
     # most once counts no start: a claimed plan is started once and never again.
     starts = 0 if once else adapters.store.count_start(plan)
     if starts > COUNTED_STARTS:  # a handler that kills each driver leaves no error that could name the way out
         log.warning("%s has started %d times without outcomes. %s", plan.turn, starts - 1, void_advice(plan.turn))
-    job = isolated_job(job, why_isolate(starts, plan, newest))
+    if not job.settings.isolated and (reason := why_isolate(starts, plan, newest)):
+        job = replace(job, settings=replace(job.settings, isolated=True), isolation_reason=reason)
     if once:
         with advises_void_if_file_changed(of_file, plan):
             adapters.check_job(spark, job)
@@ -314,20 +310,11 @@ def _range_error(adapters: Adapters, plan: Plan) -> RangeGone | TopicChanged | N
     except (RangeGone, TopicChanged) as error:
         return error
     except TransientError as error:
-        if _lacks_leader(adapters, plan):
+        # A partition that had a leader when it was planned may never get one again.
+        if without_leader(adapters, (tp for tp, planned in plan.partitions.items() if not planned.empty)):
             error.add_advice(void_advice(plan.turn))
         raise
     return None
-
-
-def _lacks_leader(adapters: Adapters, plan: Plan) -> bool:
-    """Returns whether a partition that had a leader when it was planned has none: it may never get one again. False if
-    no broker answers."""
-    reads = [tp for tp, planned in plan.partitions.items() if not planned.empty]
-    with suppress(TransientError):
-        topics = adapters.cluster.topics(sorted({tp.topic for tp in reads}))
-        return any(tp.topic in topics and topics[tp.topic].partitions.get(tp.partition) is False for tp in reads)
-    return False
 
 
 def _claim_or_waive(
@@ -383,7 +370,9 @@ def task_report(adapters: Adapters, plan: Plan, result: "ReplayResult") -> TurnR
         tp: {outcome.value: rows for outcome, rows in by_outcome.items()} for tp, by_outcome in result.counts.items()
     }
     recorded = TurnSettings(plan.settings).keeps_outcome_rows
-    return TurnReport(counts, result.fetches, recorded, result.steps, 0 if recorded else result.unacked)
+    return TurnReport(
+        counts, result.fetches, recorded, result.steps, 0 if recorded else result.unacked, adapters.code()
+    )
 
 
 def add_actions(plan: Plan, result: "ReplayResult") -> list[AddAction]:

@@ -11,14 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ackline.errors import RangeGone
+from ackline.forms.form import RunRequest
 from ackline.lane.adapters import Adapters, Progress
 from ackline.lane.claim import check_not_voided
 from ackline.lane.commit import CommitResult
 from ackline.lane.turn_metrics import stored_report, turn_outcomes
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
+from ackline.ledger.states import NEW_FAILED, NEW_RECORDS
 from ackline.ledger.turns import Plan, Settlement, TurnId, TurnKind
-from ackline.pipeline.form import RunRequest
 from ackline.steps.plan import Planned, plan
 from ackline.steps.replay import Replayed, replay
 from ackline.steps.settle import settle, settle_turn
@@ -49,6 +50,10 @@ class RunResult:
     commit: CommitResult | None = None
     missing: tuple[str, ...] = ()
     leaderless: tuple[TopicPartition, ...] = ()
+    new_records: int = 0
+    """How many records its turns have handled for the first time."""
+    new_failed: int = 0
+    """How many of these failed."""
     voided: list[str] = field(default_factory=list)
     answers: Counter[str] | None = None
     """How many answers from outside were applied and ignored; None without an ack topic."""
@@ -75,12 +80,11 @@ class RunResult:
         """Counts the outcomes of a settlement."""
         for settled in settlement.partitions.values():
             self.outcomes.update(settled.counts)
+            metrics = settled.metrics or {}
+            self.new_records += int(metrics.get(NEW_RECORDS, 0))
+            self.new_failed += int(metrics.get(NEW_FAILED, 0))
 
 
-NextTurn = Callable[[RunResult], Planned]
-"""Plans the next turn of a run that has done so much; without a plan, the run ends."""
-EndTurn = Callable[[RunResult, TurnId], Settlement | None]
-"""Settles a turn that was replayed; None if the turn is left to another step or run, and then the run ends."""
 OnPlan = Callable[[Plan, bool], None]
 """Called with each plan, and whether it was adopted."""
 
@@ -88,16 +92,17 @@ OnPlan = Callable[[Plan, bool], None]
 def take_turns(
     adapters: Adapters,
     spark: "Callable[[], SparkSession]",
-    next_turn: NextTurn,
-    end_turn: EndTurn,
+    next_turn: Callable[[RunResult], Planned],
+    end_turn: Callable[[RunResult, TurnId], Settlement | None],
     goes_on: Callable[[Plan, Settlement], bool],
     on_plan: OnPlan | None = None,
     on_progress: Progress | None = None,
 ) -> RunResult:
     """Takes one turn after another: `next_turn`, replay, `end_turn`, and again if `goes_on` with plan and settlement.
 
-    The result, `end_turn` and `goes_on` get the plan that was replayed. It is not the one of `next_turn` if another
-    process has ended that turn in between and planned the next one.
+    `next_turn` plans a turn; without a plan, the run ends. `end_turn` settles a turn that was replayed; None if it is
+    left to another step or run, and then the run ends. It and `goes_on` get the plan that was replayed: another
+    process may have ended the turn of `next_turn` in between and planned the next one.
 
     Raises RangeGone after MAX_VOID_TURNS void turns in a row, TurnVoided if an operator has closed the planned turn in
     between, and what the steps raise.
@@ -135,8 +140,7 @@ def run(
 ) -> RunResult:
     """Plans, replays and settles, and again while the last turn has read no record and the log has more.
 
-    Raises RangeGone after MAX_VOID_TURNS void turns in a row, TurnVoided if an operator has closed a turn of this run,
-    and what the three steps raise.
+    Raises as `take_turns` does.
     """
     end_turn = partial(settle_and_commit, adapters)
     return take_turns(adapters, spark, lambda _: plan(adapters), end_turn, needs_another_turn, on_plan, on_progress)
@@ -154,9 +158,8 @@ def replay_until_records(
 ) -> RunResult:
     """Replays turns until one has read a record or the log has no more: the replay step of a DAG.
 
-    Begins with the open turn. Turns without a record are settled here, and the next turn is planned and replayed. So
-    the DAG's settle step finds the turn that has read records. Raises RangeGone after MAX_VOID_TURNS void turns in a
-    row, and TurnVoided if an operator has closed the turn.
+    Begins with the open turn. Turns without a record are settled here, so the DAG's settle step finds the turn that has
+    read records. Raises as `take_turns` does.
     """
 
     def next_turn(done: RunResult) -> Planned:
@@ -182,15 +185,12 @@ def replay_until_records(
 
 
 def _too_many_void_turns(adapters: Adapters, reason: str) -> RangeGone:
-    begins = f"{adapters.pipeline.name}: {MAX_VOID_TURNS} turns"
-    if adapters.commits:
-        return RangeGone(
-            f"{begins} in a row found their range gone; the last: {reason}. Retention deletes records faster than the "
-            f"pipeline reads them: raise the topic's retention, or run more often"
-        )
+    of_lane, reader = "", "pipeline reads them: raise the topic's retention, or run more often"
+    if not adapters.commits:
+        of_lane, reader = f" of {adapters.store.lane}", "backfill reads them"
     return RangeGone(
-        f"{begins} of {adapters.store.lane} in a row found their range gone; the last: {reason}. Retention deletes "
-        f"records faster than the backfill reads them"
+        f"{adapters.pipeline.name}: {MAX_VOID_TURNS} turns{of_lane} in a row found their range gone; the last: "
+        f"{reason}. Retention deletes records faster than the {reader}"
     )
 
 

@@ -13,11 +13,11 @@ from ackline.lane.log_checks import (
     check_not_truncated,
     check_topic_not_recreated,
     listed,
-    reset_advice,
     stop_if_expired,
     written_beyond,
 )
 from ackline.lane.plans import action_plan, follow_plan, new_plan
+from ackline.lane.ways_out import Way, reset_advice
 from ackline.ledger import planning
 from ackline.ledger.commit_rule import Committed, still_acknowledged
 from ackline.ledger.metrics import due_retries
@@ -25,6 +25,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.planning import Limits, PartitionView
 from ackline.ledger.turns import ACK_POSITION, Plan, PlannedPartition, Settlement, TurnKind
+from ackline.outputs.expected import older_copies, older_copy_error
 
 log = logging.getLogger(__name__)
 Views = Mapping[TopicPartition, PartitionView]
@@ -38,10 +39,9 @@ _NO_WINDOW = 2**62
 def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: bool = False) -> Plan | None:
     """Returns the plan for the turn after `newest`; None if each partition was let go, and none is there again.
 
-    It is a reset if a partition that was let go is there again, and nothing is pending. It is a skip or a reset if the
-    group was moved, under `on_external_reset: follow` (S36). It is a skip if a partition
-    is too far behind, under the policy `skip` (S45), unless this run has `skipped` before. Raises TopicChanged,
-    GroupMoved, NewerCommit, RetentionPassed and TooFarBehind if the lane can't go on.
+    It is a reset if a partition that was let go is there again, and nothing is pending; a skip or a reset if the group
+    was moved, under `on_external_reset: follow` (S36); a skip if a partition is too far behind, under the policy `skip`
+    (S45), unless this run has `skipped` before. Raises as `ackline.steps.plan.plan` does if the lane can't go on.
     """
     _check_requested_partitions(adapters, newest)
     views, moves = _views(adapters, newest, view)
@@ -53,11 +53,12 @@ def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: 
     # The group was moved, and the lane follows it. This comes before the checks of retention and of max_offset_behind:
     # they judge the lane's present position, which this action changes.
     if moves:
-        return follow_plan(adapters, newest, moves)
+        return _with_tables_as_expected(adapters, newest, follow_plan(adapters, newest, moves))
     # After the checks of the other partitions: what stops the lane is not carried into a new epoch.
     returned = _returned(adapters, newest, view)
     if returned:
-        return action_plan(adapters, newest, TurnKind.RESET, returned, f"there again: {listed(map(str, returned))}")
+        plan = action_plan(adapters, newest, TurnKind.RESET, returned, f"there again: {listed(map(str, returned))}")
+        return _with_tables_as_expected(adapters, newest, plan)
     stop_if_expired(adapters, views)
     limit = adapters.pipeline.max_offset_behind
     targets = {} if skipped and limit is not None and limit.policy == "skip" else _skip_targets(adapters, views)
@@ -70,10 +71,19 @@ def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: 
         planned = planning.plan_partitions(views, limits, adapters.now(), newest.turn.n + 1)
     except TopicChanged as error:  # a log ends below what was read, under the leader epoch that is known
         for tp in (tp for tp in views if tuple(tp) == (error.topic, error.partition)):
-            error.add_advice(reset_advice(adapters, tp, str(min(views[tp].state.floor, error.offset or 0))))
+            offset = min(views[tp].state.floor, error.offset or 0)
+            error.add_advice(reset_advice(newest.turn, tp, offset))
         raise
     # A plan without a row could not be read again: the lane would stand still for good.
     return new_run_plan(adapters, newest, planned) if planned else None
+
+
+def _with_tables_as_expected(adapters: Adapters, newest: Settlement, plan: Plan) -> Plan:
+    """Returns an action's plan. Raises LedgerError if it opens an epoch, which takes each output table as it is, and a
+    table or the ledger is an older copy: only an operator's reset may accept that rows are missing."""
+    if plan.kind.opens_epoch and (found := older_copies(adapters.store, newest)):
+        raise older_copy_error(newest.turn, "; ".join(found.values()))
+    return plan
 
 
 def new_run_plan(
@@ -94,7 +104,7 @@ def limits_of(adapters: Adapters, max_records: int | None, fresh: bool = True) -
     `fresh` only retries."""
     pipeline = adapters.pipeline
     return Limits(
-        pipeline.max_uncommitted if pipeline.guarantee == "at_least_once" else _NO_WINDOW,
+        pipeline.max_uncommitted if pipeline.guarantee.retries else _NO_WINDOW,
         pipeline.max_records_per_run if max_records is None else min(max_records, pipeline.max_records_per_run),
         fresh=fresh,
         max_in_flight=pipeline.in_flight.max if pipeline.ack_topic is not None else None,
@@ -169,10 +179,9 @@ def _returned(adapters: Adapters, newest: Settlement, view: KafkaView) -> dict[T
         same = view.topic_ids[tp.topic] == settled.known_topic_id
         targets[tp] = min(max(bounds.start, settled.state.complete_to), bounds.end) if same else bounds.start
     if targets and any(settled.state.pending for settled in newest.partitions.values()):
-        tp, name = next(iter(targets)), adapters.pipeline.name
         log.warning(
             "%s: let go, and there again. A new epoch reads it once no record of the lane is pending; to read it now, "
-            "`ackline reset %s --topic %s --to earliest --reason …`", listed(map(str, targets)), name, tp.topic,
+            "`%s`", listed(map(str, targets)), Way.RESET.of(newest.turn, next(iter(targets)).topic, to="earliest"),
         )  # fmt: skip
         return {}
     return targets
@@ -238,12 +247,11 @@ def _skip_targets(adapters: Adapters, views: Views) -> dict[TopicPartition, int]
         if behind <= limit.offsets:
             continue
         if limit.policy == "fail":
-            way_out = f"skip with `ackline skip {adapters.pipeline.name} --topic {tp.topic} --partition {tp.partition} "
-            way_out += f"--to {min(first_in_flight, view.log.end - limit.offsets)} --reason …`"
+            command = Way.SKIP.of(adapters.store, *tp, to=min(first_in_flight, view.log.end - limit.offsets))
             name = "the floor" if first == view.state.floor else "the first offset that is not in flight,"
             raise TooFarBehind(
                 f"{tp}: {name} {first} is {behind} offsets behind the log's end, more than "
-                f"max_offset_behind ({limit.offsets}); raise it, {way_out}, or let the policy be `skip`",
+                f"max_offset_behind ({limit.offsets}); raise it, skip with `{command}`, or let the policy be `skip`",
                 tp=tp,
                 offset=first,
             )

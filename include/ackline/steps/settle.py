@@ -8,11 +8,11 @@ settle may be killed between any two of its writes, and any process may run it a
    same turn may get different acknowledgements and answers from the broker. Both fold the decisions that are *stored*,
    and so store the same settlement.
 3. The files of rows that wait for records in flight, the output tables that do not exist yet, and the final data
-   files of the rows that the turn publishes (outputs/keep.py). No process sees the files before a settlement names
+   files of the rows that the turn publishes (outputs/settled.py). No process sees the files before a settlement names
    them: a crash here leaves files that are removed with the other staged rows of the turn, or with a vacuum of the
    output table. What can fail for these rows fails here, while the turn can be voided.
 4. Settlement n, the authority. A crash before it costs nothing: a repeat folds the same rows to the same state (I9).
-5. The rows of outputs, in one log entry a table, which names the files of step 3 (outputs/turn.py). They come after
+5. The rows of outputs, in one log entry a table, which names the files of step 3 (outputs/publish.py). They come after
    the settlement, which decides which records are acked. After a crash here, the next step that commits or plans
    publishes the rest.
 6. The group's offsets (lane/commit.py). They come last: before the settlement is durable, nothing proves that the
@@ -28,11 +28,9 @@ from ackline.errors import GroupMoved, LedgerError, NoProof, TooManyFailures
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import (
     acknowledged_foreign_offset,
-    advises_void,
     check_not_voided,
     close_if_waived,
     operator_loss,
-    void_advice,
     void_turn,
 )
 from ackline.lane.commit import CommitResult, commit_newest, renew_id_of_copy
@@ -48,6 +46,7 @@ from ackline.lane.turn_metrics import (
     unacked_first_attempts,
     with_metrics,
 )
+from ackline.lane.ways_out import advises_void, void_advice
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.metrics import TurnReport
 from ackline.ledger.offsets import TopicPartition
@@ -60,10 +59,9 @@ from ackline.ledger.turns import (
     SettledPartition,
     Settlement,
     TurnId,
-    TurnKind,
 )
-from ackline.outputs.keep import check_staged_rows, settled_outputs
-from ackline.outputs.turn import publish_settled
+from ackline.outputs.publish import publish_settled
+from ackline.outputs.settled import check_staged_rows, settled_outputs
 from ackline.steps.decide import decide, states_after
 from ackline.tables.turn_outcomes import TurnOutcomes
 
@@ -82,9 +80,8 @@ def settle(
     """Settles the lane's open turn, if there is one, and commits the newest floor.
 
     With `turn`, settles that turn only: if another run has planned the next turn, that run settles it. Without it, a
-    turn of another run is settled only if its outcomes are stored. With
-    `and_later`, settles also a turn that this run has planned after it. `on_stored` is called with the settlement that
-    this process has stored, before the commit.
+    turn of another run is settled only if its outcomes are stored. With `and_later`, settles also a turn that this run
+    has planned after it. `on_stored` gets the settlement that this process has stored, before the commit.
 
     Raises NoProof if the turn's outcomes are not stored; TurnVoided if an operator has closed `turn`;
     GroupBusy, GroupMoved and NewerCommit if the floor may not be committed. The settlement is stored by then, and a
@@ -95,7 +92,7 @@ def settle(
     mine = plan is not None and (turn == plan.turn or (and_later and own))
     if plan is not None and turn is None:
         # Without a turn of its own, the caller settles any turn but one that another run may still replay.
-        mine = own or plan.kind is not TurnKind.RUN or adapters.store.has_outcomes(plan.turn)
+        mine = own or not plan.kind.replays or adapters.store.has_outcomes(plan.turn)
     stored = settle_turn(adapters, plan, newest) if newest and plan and mine else None
     if stored is not None and on_stored is not None:
         on_stored(stored)
@@ -129,13 +126,13 @@ def settle_turn(adapters: Adapters, plan: Plan, before: Settlement) -> Settlemen
 
 
 def _settle_turn(adapters: Adapters, plan: Plan, before: Settlement) -> Settlement | None:
-    if plan.kind is TurnKind.RUN:
+    if plan.kind.replays:
         adapters = adapters.of_turn(plan)
     if close_if_waived(adapters, plan, before):
         return None
     # Only the stored outcomes prove that the whole range was handled. The state of an Airflow task does not: it can be
     # set by hand. A fold without outcomes would move complete_to over records that no handler has handled (S8).
-    if plan.kind is TurnKind.RUN and not adapters.store.has_outcomes(plan.turn):
+    if plan.kind.replays and not adapters.store.has_outcomes(plan.turn):
         raise NoProof(
             f"{plan.turn} has no stored outcomes, so nothing proves that it was handled; a task marked as successful "
             f"proves nothing. Run replay again. {void_advice(plan.turn)}"
@@ -170,6 +167,7 @@ def _settle_turn(adapters: Adapters, plan: Plan, before: Settlement) -> Settleme
         outputs=outputs,
         # Part of the one commit that takes number n, so that each turn counts once, however often it is settled.
         steps=report.steps if report else None,
+        code=(report.code if report else "") or plan.code,
     )
     # Before the settlement: once that is stored, no process settles the turn again, and none would renew the id.
     renew_id_of_copy(adapters, plan)
@@ -221,11 +219,9 @@ def _settled_partitions(
 ) -> dict[TopicPartition, SettledPartition]:
     """Returns a row of settlement n for every partition of the lane, also for those that the plan leaves alone."""
     states = states_after(plan, before, outcomes, lane_ranges(adapters, plan.turn.epoch))
-    evidence = f"outcomes {plan.turn.n} and decisions {plan.turn.n} of run {plan.run_id}"
-    if plan.kind is not TurnKind.RUN:
-        evidence = plan.reason
-    if lost:
-        evidence = LOST_BY_OPERATOR
+    evidence = LOST_BY_OPERATOR if lost else plan.reason
+    if plan.kind.replays and not lost:
+        evidence = f"outcomes {plan.turn.n} and decisions {plan.turn.n} of run {plan.run_id}"
     # For the audit only: the group's commits decide nothing here, and the step that commits reads them again.
     own = {tp: _topic_id(tp, plan, before) for tp in states} if adapters.commits else {}
     committed = adapters.group.committed(adapters.unchanged_partitions(own)) if own else {}
@@ -248,7 +244,7 @@ def _settled_partitions(
 
 def _answer_report(adapters: Adapters, plan: Plan, before: Settlement) -> AnswerReport | None:
     """Returns what decisions n hold about the answers from outside, and how far they have read the ack topic."""
-    if plan.kind is TurnKind.RUN and plan.ack_position is not None:
+    if plan.kind.replays and plan.ack_position is not None:
         return adapters.store.answers_of(plan.turn) or AnswerReport(plan.ack_position)
     return before.answers.after_turn_without_answers() if before.answers else None
 
@@ -261,7 +257,7 @@ def _void_if_too_many_failed(adapters: Adapters, plan: Plan, before: Settlement,
     """
     breaker = adapters.pipeline.breaker
     # A claimed turn is never void: the group has moved over it, so its records would be neither handled nor lost.
-    if breaker is None or adapters.no_breaker or plan.kind is not TurnKind.RUN or adapters.store.has_claim(plan.turn):
+    if breaker is None or adapters.no_breaker or not plan.kind.replays or adapters.store.has_claim(plan.turn):
         return
     with advises_void(plan.turn):
         counts = first_attempts(adapters, plan, report)
@@ -295,8 +291,8 @@ def _void_if_expired(
 
 
 def _is_paused(tp: TopicPartition, plan: Plan, before: Settlement, lost: OperatorLoss | None) -> bool:
-    if tp in plan.partitions and plan.kind in (TurnKind.PAUSE, TurnKind.RESUME):
-        return plan.kind is TurnKind.PAUSE
+    if tp in plan.partitions and plan.kind.pauses is not None:
+        return plan.kind.pauses
     if lost and lost.pause and tp in plan.partitions and not plan.partitions[tp].empty:
         return True
     return tp in before.partitions and before.partitions[tp].paused

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from ackline.delta.reads import Where, as_expression, pruned_dataset
 from ackline.ledger.account import Result, ResultRuns, joined_runs
 from ackline.ledger.offsets import Ranges, TopicPartition, union
 from ackline.ledger.outcomes import Outcome
 from ackline.tables.layout import EffectiveTurns, LaneTables
-from ackline.tables.reads import Where, as_expression
 
 
 class DeadRow(NamedTuple):
@@ -27,8 +27,12 @@ class DeadRow(NamedTuple):
     offset: int
     error_class: str | None
     at: datetime
+    error_place: str | None = None
+    """Where its last failed attempt raised the error; None if that is not known."""
 
 
+MOST_PLACES = 50_000
+"""For how many dead records of an epoch, the newest, the rows of their failed attempts are read."""
 RangesByPartition = dict[TopicPartition, Ranges]
 _COLUMNS = ["topic", "partition", "offset", "end_offset", "epoch", "turn"]
 _TERMINAL = [outcome.value for outcome in Outcome if outcome.terminal]
@@ -49,11 +53,9 @@ class ChosenOutcomes(LaneTables):
     def terminal_offsets(
         self, epoch: int, topic_ids: Mapping[str, str], wanted: OutcomeFilter | None
     ) -> tuple[RangesByPartition, RangesByPartition]:
-        """Returns the offsets of an epoch whose terminal outcome is wanted, by partition: of turns whose plan has the
-        given id of the topic, and of turns in an older topic of the same name.
-
-        None wants every terminal outcome. Raises FatalError if the tables can't be read.
-        """
+        """Returns the offsets of an epoch whose terminal outcome is wanted, None for any, by partition: of turns whose
+        plan has the given id of the topic, and of turns in an older topic of the same name. Raises FatalError if the
+        tables can't be read."""
         named = asdict(wanted) if wanted is not None else {}
         where = {"epoch": epoch, **{name: value for name, value in named.items() if value is not None}}
         older = self._turns_in_older_topics(epoch, topic_ids)
@@ -87,15 +89,34 @@ class ChosenOutcomes(LaneTables):
         return {tp: joined_runs(parts) for tp, parts in sorted(found.items())}
 
     def dead_rows(self, epoch: int, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
-        """Yields the dead records of an epoch in the topics of these ids. Raises FatalError if the tables can't be
-        read."""
+        """Yields the dead records of an epoch in the topics of these ids, the newest first; the MOST_PLACES first ones
+        with the place of their last failed attempt. Raises FatalError if the tables can't be read."""
         older = self._turns_in_older_topics(epoch, topic_ids)
-        columns = [*_COLUMNS, "error_class", "handled_at"]
+        columns, found = [*_COLUMNS, "error_class", "handled_at"], list[DeadRow]()
         for rows in self._effective_rows({"epoch": epoch, "outcome": Outcome.DEAD.value}, topic_ids, columns):
             for row in rows.to_pylist():
                 if row["turn"] not in older.get(row["topic"], ()):
                     tp = TopicPartition(row["topic"], row["partition"])
-                    yield DeadRow(tp, row["offset"], row["error_class"], row["handled_at"])
+                    found.append(DeadRow(tp, row["offset"], row["error_class"], row["handled_at"]))
+        found.sort(key=lambda row: row.at, reverse=True)
+        places = self._last_places(epoch, found[:MOST_PLACES])
+        for row in found:
+            yield row._replace(error_place=places.get((row.tp, row.offset)))
+
+    def _last_places(self, epoch: int, dead: Sequence[DeadRow]) -> dict[tuple[TopicPartition, int], str | None]:
+        """Returns the place of the last failed attempt of each of these records; a decision has none."""
+        if not dead:
+            return {}
+        column, offsets = ds.field("offset"), sorted({row.offset for row in dead})
+        # Arrow skips files and row groups by the bounds; `isin` alone does not always let it.
+        wanted = (column >= offsets[0]) & (column <= offsets[-1]) & column.isin(offsets)
+        columns = ["topic", "partition", "offset", "attempt", "epoch", "turn", "error_place"]
+        rows = self.outcomes.read({"epoch": epoch, "outcome": Outcome.FAILED.value}, columns, also=wanted)
+        rows = rows.filter(EffectiveTurns(self).mask(rows)).sort_by("attempt")
+        return {
+            (TopicPartition(row["topic"], row["partition"]), row["offset"]): row["error_place"]
+            for row in rows.to_pylist()
+        }
 
     def _effective_rows(self, where: Where, topic_ids: Mapping[str, str], columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yields the effective terminal rows that match `where`."""
@@ -106,7 +127,7 @@ class ChosenOutcomes(LaneTables):
         chosen = as_expression(where) & ds.field("topic").isin(list(topic_ids))
         chosen = chosen & ds.field("outcome").isin(_TERMINAL)
         with outcomes.errors():
-            dataset = outcomes.dataset(version, where)
+            dataset = pruned_dataset(outcomes, version, where)
             for batch in dataset.to_batches(columns=list(columns), filter=chosen, batch_readahead=2):
                 rows = pa.table(batch)
                 rows = rows.filter(effective.mask(rows))

@@ -1,21 +1,21 @@
 """A column of a table: its type, its comment, and how it is written from a value and read back.
 
-`schemas` declares each column once. The schema, the comments that Delta stores, and the conversion of plans,
-settlements and decisions follow from that. Values are converted column by column: a settlement may have a
-thousand partitions, and one partition a million pending ranges.
+`schemas` declares each column once, and all else follows from that. Values are converted column by column: a settlement
+may have a thousand partitions, and one partition a million pending ranges.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, ValuedRanges
+from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange
 from ackline.ledger.pending import NEVER, NOTHING_PENDING, PendingKind, PendingRuns, PendingState, RetryRuns
+from ackline.stored import DamagedError, decode, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ TEXT = each(lambda text: text or None, lambda text: text or "")
 """Text that is null if it is empty."""
 TIMES = each(lambda time: time, lambda time: None if time is None else time.astimezone(UTC))
 MAP = each(lambda value: list(value.items()), lambda items: None if items is None else dict(items))
-JSON = each(lambda value: json.dumps(value, sort_keys=True), json.loads)
+JSON = each(encode, partial(decode, kind=dict[str, Any]))
 
 
-def enum(kind: Callable[[str], Any]) -> Form:
+def enum(kind: type[str]) -> Form:
     """Returns the form of a column of an enum's words."""
     return each(lambda value: value.value, kind)
 
@@ -71,86 +71,79 @@ def _lists(column: pa.ChunkedArray) -> list[pa.StructArray | None]:
     return [scalar.values if scalar.is_valid else None for chunk in column.chunks for scalar in chunk]
 
 
-def _pending_column(values: Sequence[Any], of_type: pa.DataType) -> pa.ChunkedArray:
-    """Returns the pending runs of each state as a list of the table. They may be millions, so none becomes a dict."""
-    chunks = []
-    for pending in values:  # a chunk each, because joining the chunks would copy them
-        structs = _pending_structs(pending.joined(), of_type.value_type)
-        chunks.append(pa.ListArray.from_arrays(pa.array([0, len(structs)], pa.int32()), structs, type=of_type))
-    return pa.chunked_array(chunks, of_type)
+def _runs(
+    columns_of: Callable[[Any], dict[str, pa.Array]], make: Callable[[dict[str, pa.Array]], Any], none: Any
+) -> Form:
+    """Returns the form of runs, which may be millions: none becomes a dict. `none` is what null and an empty list
+    mean."""
+
+    def to_arrow(values: Sequence[Any], of_type: pa.DataType) -> pa.ChunkedArray:
+        of_struct, chunks = of_type.value_type, list[pa.Array]()
+        for value in values:  # a chunk each, because joining the chunks would copy them
+            if value is None:  # the row of a claim or a waiver
+                chunks.append(pa.nulls(1, of_type))
+                continue
+            columns = columns_of(value)
+            arrays = [columns[field.name].cast(field.type) for field in of_struct]
+            structs = pa.StructArray.from_arrays(arrays, fields=list(of_struct))
+            chunks.append(pa.ListArray.from_arrays(pa.array([0, len(structs)], pa.int32()), structs, type=of_type))
+        return pa.chunked_array(chunks, of_type)
+
+    def read(structs: pa.StructArray | None) -> Any:
+        if structs is None or not len(structs):
+            return none
+        return make({field.name: column for field, column in zip(structs.type, structs.flatten(), strict=True)})
+
+    return Form(to_arrow, lambda column: [read(structs) for structs in _lists(column)])
 
 
-def _pending_structs(runs: PendingRuns, of_type: pa.StructType) -> pa.StructArray:
-    def of_states(name: str) -> pa.Array:
-        """Returns a field of the states of all runs."""
-        values = pa.array([getattr(state, name) for state in runs.states], of_type.field(name).type)
-        return values.take(pa.array(runs.codes))
-
-    columns = {name: of_states(name) for name in ("kind", "attempts", "error_class")} | {
+def _pending_columns(pending: Any) -> dict[str, pa.Array]:
+    runs = pending.joined()
+    of_states = {"kind": pa.string(), "attempts": pa.int32(), "error_class": pa.string()}
+    states = {name: pa.array([getattr(state, name) for state in runs.states], of) for name, of in of_states.items()}
+    return {name: values.take(pa.array(runs.codes)) for name, values in states.items()} | {
         "start_offset": pa.array(runs.starts),
         "end_offset": pa.array(runs.ends),
-        "due": pa.array(runs.dues, mask=runs.dues == NEVER).cast(of_type.field("due").type),
+        "due": pa.array(runs.dues, mask=runs.dues == NEVER),
     }
-    return pa.StructArray.from_arrays([columns[field.name] for field in of_type], fields=list(of_type))
 
 
-def _pending_runs(structs: pa.StructArray | None) -> PendingRuns:
-    if structs is None or not len(structs):
-        return NOTHING_PENDING
-    columns = {field.name: column for field, column in zip(structs.type, structs.flatten(), strict=True)}
+def _pending_runs(columns: dict[str, pa.Array]) -> PendingRuns:
+    starts, ends = (columns[name].to_numpy() for name in ("start_offset", "end_offset"))
     names = ("kind", "attempts", "error_class")
     parts = [columns[name].dictionary_encode(null_encoding="encode") for name in names]
-    codes = np.zeros(len(structs), dtype=np.int64)
+    codes = np.zeros(len(starts), dtype=np.int64)
     for part in parts:
         codes = codes * len(part.dictionary) + part.indices.to_numpy()
     _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
-    states = [
-        PendingState(PendingKind(kind), attempts, error_class)
-        for kind, attempts, error_class in zip(
-            *(columns[name].take(pa.array(first)).to_pylist() for name in names), strict=True
-        )
-    ]
+    distinct = (columns[name].take(pa.array(first)).to_pylist() for name in names)
+    states = [PendingState(PendingKind(kind), *others) for kind, *others in zip(*distinct, strict=True)]
     dues = columns["due"].cast(pa.int64()).fill_null(NEVER).to_numpy()
-    starts, ends = (columns[name].to_numpy() for name in ("start_offset", "end_offset"))
     return PendingRuns(starts, ends, codes.astype(np.int32), dues, states)
 
 
-def _retry_column(values: Sequence[Any], of_type: pa.DataType) -> pa.ChunkedArray:
-    """Returns the retries of each partition as a list of the table. They may be millions, so none becomes a dict."""
-    of_struct, chunks = of_type.value_type, list[pa.Array]()
-    for retries in values:
-        if retries is None:  # the row of a claim or a waiver
-            chunks.append(pa.nulls(1, of_type))
-            continue
-        runs = RetryRuns.of(retries)
-        columns = {"start_offset": runs.starts, "end_offset": runs.ends, "attempt": runs.attempts}
-        arrays = [pa.array(columns[field.name]).cast(field.type) for field in of_struct]
-        structs = pa.StructArray.from_arrays(arrays, fields=list(of_struct))
-        chunks.append(pa.ListArray.from_arrays(pa.array([0, len(structs)], pa.int32()), structs, type=of_type))
-    return pa.chunked_array(chunks, of_type)
+def _retry_columns(retries: Any) -> dict[str, pa.Array]:
+    runs = RetryRuns.of(retries)
+    columns = {"start_offset": runs.starts, "end_offset": runs.ends, "attempt": runs.attempts}
+    return {name: pa.array(values) for name, values in columns.items()}
 
 
-def _retry_runs(structs: pa.StructArray | None) -> ValuedRanges[int]:
-    if structs is None or not len(structs):
-        return ()
-    columns = {field.name: column for field, column in zip(structs.type, structs.flatten(), strict=True)}
+def _retry_runs(columns: dict[str, pa.Array]) -> RetryRuns:
     names = ("start_offset", "end_offset", "attempt")
     return RetryRuns(*(columns[name].cast(pa.int64()).to_numpy() for name in names))
 
 
-RETRY_RUNS = Form(_retry_column, lambda column: [_retry_runs(structs) for structs in _lists(column)])
-PENDING_RUNS = Form(_pending_column, lambda column: [_pending_runs(structs) for structs in _lists(column)])
+RETRY_RUNS = _runs(_retry_columns, _retry_runs, ())
+PENDING_RUNS = _runs(_pending_columns, _pending_runs, NOTHING_PENDING)
 VALUED_RANGES = lists(("start", "end", "value"), ValuedRange)
 OFFSET_RANGES = lists(("start", "end"), OffsetRange, none=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of one of the three tables.
-
-    `of` is the path of its value: `whole.` begins a value of the turn, such as `whole.turn.n`; `tp.` the
-    topic-partition; `part.` what is stored of the partition. None: no value has it, Spark tasks write it.
-    """
+    """A column of one of the three tables. `of` is the path of its value: `whole.` begins a value of the turn, such as
+    `whole.turn.n`; `tp.` the topic-partition; `part.` what is stored of the partition. None: no value has it, Spark
+    tasks write it."""
 
     name: str
     type: pa.DataType
@@ -212,9 +205,8 @@ Makers = Mapping[str, Callable[..., Any]]
 
 def values_of(columns: Iterable[Column], rows: pa.Table, makers: Makers) -> tuple[dict[str, Any], dict[Any, Any]]:
     """Returns the values of the turn that these rows hold, by their names, and what they hold of each topic-partition.
-
-    There is at least one row. A column that the rows do not have is null: an earlier version did not store it.
-    """
+    There is at least one row. A column that the rows do not have is null: an earlier version did not store it. Raises
+    DamagedError if a text of a row is damaged."""
     turn: dict[str, Any] = {}
     parts: dict[str, Any] = {}
     for column in columns:
@@ -227,7 +219,11 @@ def values_of(columns: Iterable[Column], rows: pa.Table, makers: Makers) -> tupl
             found = found.drop_null()
         if column.of_turn:
             found = found.slice(0, 1)
-        _put(turn if column.of_turn else parts, column.of.split("."), column.form.from_arrow(found))
+        try:
+            values = column.form.from_arrow(found)
+        except DamagedError as error:
+            raise DamagedError(f"the column {column.name}: {error}; restore its folder from a backup") from None
+        _put(turn if column.of_turn else parts, column.of.split("."), values)
     whole = _made(turn, makers, "")[0]["whole"]
     return whole, {row["tp"]: row["part"] for row in _made(parts, makers, "")}
 

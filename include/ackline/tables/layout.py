@@ -15,24 +15,26 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
+from ackline.delta.errors import IgnoredStorageErrors, cause_of, storage_errors, unusable
+from ackline.delta.folder import Folder
+from ackline.delta.object_store import arrow_filesystem, is_remote, options_of
+from ackline.delta.reads import Where
 from ackline.errors import AcklineError, ConfigError, FatalError, LedgerError, TurnVoided
 from ackline.ledger.commit_rule import stamp_of
 from ackline.ledger.turns import LIVE, TurnId, TurnKind
 from ackline.pipeline.folder import lane_folder
 from ackline.scrub import scrub_address
-from ackline.tables.errors import IgnoredStorageErrors, cause_of, storage_errors, unusable
-from ackline.tables.folder import Folder
+from ackline.tables.audit_table import AuditTable
 from ackline.tables.lease import Holder, Lease, StoppedRun
-from ackline.tables.object_store import arrow_filesystem, is_remote, options_of
-from ackline.tables.reads import Where
 from ackline.tables.schemas import TABLES, TIME
-from ackline.tables.table import AuditTable
+
+T = TypeVar("T")
 
 
 class LaneFolder(NamedTuple):
@@ -45,9 +47,7 @@ class LaneFolder(NamedTuple):
 
 def lanes_of(root: str, pipeline: str) -> list[LaneFolder]:
     """Returns the lanes of a pipeline that have tables, the live one first. Raises FatalError if they can't be listed.
-
-    Raises ConfigError if the tables below `root` have the first layout.
-    """
+    Raises ConfigError if the tables below `root` have the first layout."""
     check_layout(root)
     folder = lane_folder(root, pipeline, LIVE)
     names = folders_in(folder)
@@ -63,10 +63,8 @@ def all_lanes(root: str) -> Iterator[LaneFolder]:
 
 
 def check_layout(root: str) -> None:
-    """Raises ConfigError if `root` holds the tables of the first layout, which all pipelines shared.
-
-    Without this check every pipeline would begin a new ledger beside its old one.
-    """
+    """Raises ConfigError if `root` holds the tables of the first layout, which all pipelines shared: else every
+    pipeline would begin a new ledger beside its old one."""
     if not is_remote(root) and Path(root).exists() and not Path(root).is_dir():
         raise FatalError(f"the tables can't be used: {root} is not a folder; set ACKLINE_AUDIT to one")
     for name in TABLES:
@@ -100,7 +98,7 @@ class LaneTables:
         self.root = root
         self.pipeline = pipeline
         self.lane = lane
-        self.folder = lane_folder(root, pipeline, lane)
+        self.folder, self.live_folder = lane_folder(root, pipeline, lane), lane_folder(root, pipeline, LIVE)
         self.plans = AuditTable(self.folder, "plans")
         self.outcomes = AuditTable(self.folder, "outcomes")
         self.settlements = AuditTable(self.folder, "settlements")
@@ -124,10 +122,8 @@ class LaneTables:
 
     def stamps(self, turn: TurnId) -> set[str]:
         """Returns the stamps of settlement n and of plan n, as far as they are stored: what commit metadata of turn n
-        may name. Reads two columns, because a settlement may have millions of pending ranges.
-
-        Turn 0 of a later epoch has no rows of its own: the reset that has opened the epoch is what its commits name.
-        """
+        may name. Reads two columns, because a settlement may have millions of pending ranges. Turn 0 of a later epoch
+        has no rows of its own: the reset that has opened the epoch is what its commits name."""
         if turn.n == 0 and turn.epoch:
             turn = turn._replace(epoch=turn.epoch - 1, n=self.last_settled(turn.epoch - 1) or 0)
         kinds = ((self.settlements, "settlement", "settled_at"), (self.plans, "plan", "planned_at"))
@@ -143,13 +139,16 @@ class LaneTables:
         # Markers of a turn are stored after its plan.
         return self.plans.read_turn(where, self._application(turn.epoch, "plan"), turn.n)
 
-    def _check_has_rows(self, rows: pa.Table, table: AuditTable, turn: TurnId, what: str) -> pa.Table:
+    def _made_of(self, make: Callable[[pa.Table], T], rows: pa.Table, table: AuditTable, turn: TurnId) -> T:
+        """Returns what `make` makes of the rows of a turn. Raises LedgerError if the table has none, and FatalError if
+        a text in them is damaged."""
         if not rows.num_rows:
             raise LedgerError(
-                f"{what} of {turn} is in the log of the table {scrub_address(table.uri)}, but its rows are not there. "
-                f"Restore the folder of the table from a backup"
+                f"{turn} is in the log of the table {table.name} at {scrub_address(table.uri)}, but its rows are not "
+                f"there. Restore the folder of the table from a backup"
             )
-        return rows
+        with table.errors():
+            return make(rows)
 
     def _where(self, turn: TurnId) -> Where:
         return {"epoch": turn.epoch, "turn": turn.n}  # pipeline and lane have tables of their own
@@ -232,14 +231,11 @@ class LaneFile:
         with self._errors():
             return Folder(self.folder).written_at(self.name)
 
-    def write(self, content: bytes) -> None:
-        """Replaces the file. A reader finds the old content or the new one, never a part.
-
-        A local file is not synced: after a power cut its process has ended, and a lease that is lost or stale costs at
-        most a minute's wait.
-        """
+    def write(self, content: str | bytes) -> None:
+        """Replaces the file. A reader finds the old content or the new one, never a part. A local file is not synced:
+        after a power cut its process has ended, and a lease that is lost or stale costs at most a minute's wait."""
         with self._errors():
-            Folder(self.folder).replace(self.name, content)
+            Folder(self.folder).replace(self.name, content.encode() if isinstance(content, str) else content)
 
     def remove(self) -> None:
         """Removes the file; does nothing if it does not exist."""
@@ -269,17 +265,16 @@ class StoppedFile(LaneFile):
 def noted_stop(
     folder: str, pipeline: str, run_id: str, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 ) -> Iterator[None]:
-    """Notes an error with which the run in the block stops beside the tables in `folder`, and raises it again.
-
-    The page reads the note: it has no broker, so it can't find out what a lane stands still for. No error of the note
-    itself ends a run. A lane without a folder has nothing that the note could be beside. A turn that an operator has
-    closed stops no later run, so it is not noted.
-    """
+    """Notes an error with which the run in the block stops beside the tables in `folder`, and raises it again. No error
+    of the note itself ends a run. A lane without a folder has nothing that the note could be beside. A turn that an
+    operator has closed stops no later run, so it is not noted; nor is an option that the command refuses."""
     try:
         yield
     except TurnVoided:
         raise
     except AcklineError as error:
+        if isinstance(error, ConfigError) and (error.key or "").startswith("--"):
+            raise
         if is_remote(folder) or Path(folder).is_dir():
             with IgnoredStorageErrors(), suppress(AcklineError):
                 StoppedFile(folder).write(StoppedRun.of(error, pipeline, run_id, clock()).encode())
@@ -289,23 +284,18 @@ def noted_stop(
 def stopped_run(folder: str, settled_at: datetime | None) -> StoppedRun | None:
     """Returns why the last run of a lane has stopped; None if a turn was settled since, at `settled_at`, or if the note
     can't be read."""
-    with IgnoredStorageErrors(), suppress(ValueError):
-        content = StoppedFile(folder).read()
-        note = None if content is None else StoppedRun.decode(content)
+    with IgnoredStorageErrors():
+        note = StoppedRun.decode_or_none(StoppedFile(folder).read())
         return note if note is not None and (settled_at is None or note.at >= settled_at) else None
     return None
 
 
 def holder_of(file: LeaseFile, turn: TurnId, now: datetime) -> Holder | None:
     """Returns the process that holds the lease of a turn, for readers to show; None if no process does, or if the lease
-    can't be read.
-
-    `now` is the time of the clock: the lease is renewed by it, whatever `--now` is.
-    """
+    can't be read. `now` is the time of the clock: the lease is renewed by it, whatever `--now` is."""
     lease, renewed_at = None, None
     with IgnoredStorageErrors():
-        content, renewed_at = file.read(), file.written_at()
-        lease = None if content is None else Lease.decode(content)
+        lease, renewed_at = Lease.decode_or_none(file.read()), file.written_at()
     # A lease of another turn is left over from a process that has died.
     if lease is None or renewed_at is None or lease.turn != str(turn):
         return None

@@ -2,23 +2,19 @@
 
 A lease is advice. No write of the ledger depends on it: every commit of a turn is fenced by the turn's number, and two
 processes that replay one turn store its outcomes once. Without the lease, both call the handler for every record, and
-the work of one is thrown away. It holds names of a run and of a host, and the number of a process; no record, no
-setting and no user.
+the work of one is thrown away. It holds no record, no setting and no user.
 
 Beside it is the note of a run that has stopped with an error, which is advice too: for readers that have no broker to
-find out what a lane stands still for.
-
-`ProcessIdentity` names a process by its number and its start, because the system gives the number to another process
-later. The Spark driver uses it to watch its Airflow task, and `ackline.local` to find and end the broker and Airflow.
+find out what a lane stands still for. `ProcessIdentity` names a process by its number and its start, because the system
+gives the number to another process later.
 """
 
-import json
 import os
 import secrets
 import signal
 import socket
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cache
@@ -28,6 +24,7 @@ import psutil
 
 from ackline.errors import AcklineError, TransientError, command_of
 from ackline.ledger.turns import TurnId
+from ackline.stored import Stored
 
 _TICKS = 100
 """Linux counts the start of a process in hundredths of a second since boot."""
@@ -78,10 +75,8 @@ class ProcessIdentity:
 
 
 def _started(process: psutil.Process) -> int:
-    """Returns the start of a process, counted from boot, so that setting the system clock does not change it.
-
-    psutil adds the boot time, which changes with the system clock. Two equal readings of it prove which one it added.
-    """
+    """Returns the start of a process, counted from boot. psutil adds the boot time, which changes with the system
+    clock: two equal readings of it prove which one it added."""
     while True:
         boot = psutil.boot_time()
         created = process.create_time()
@@ -99,7 +94,7 @@ _MAX_SENTENCE = 1500
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Stored):
     """Which process replays a turn, and since when. `mark` changes with each renewal."""
 
     turn: str
@@ -114,31 +109,17 @@ class Lease:
     """A random word, which tells the leases of two processes apart."""
     renewals: int = 0
 
+    def __post_init__(self) -> None:
+        texts = (self.turn, self.run_id, self.host, self.machine, self.process, self.holder)
+        if not all(len(text) <= _MAX_TEXT and text.isprintable() for text in texts) or self.since.tzinfo is None:
+            raise ValueError("a text is too long or not printable, or the time has no zone")
+
     @classmethod
     def of_this_process(cls, turn: TurnId, run_id: str, since: datetime) -> "Lease":
         """Returns a new lease of a turn for this process."""
         process = ProcessIdentity.of(os.getpid())
-        identity = str(process) if process else ""
+        identity, run_id = str(process) if process else "", "".join(filter(str.isprintable, run_id))[:_MAX_TEXT]
         return cls(str(turn), run_id, socket.gethostname(), _machine(), identity, since, secrets.token_hex(8))
-
-    @classmethod
-    def decode(cls, content: bytes) -> "Lease":
-        """Returns the lease that `encode` wrote. Raises ValueError for any other content."""
-        try:
-            stored = json.loads(content)
-            texts = {name: stored[name] for name in ("turn", "run_id", "host", "machine", "process", "holder")}
-            since, renewals = datetime.fromisoformat(stored["since"]), stored["renewals"]
-        except (KeyError, TypeError, RecursionError) as error:
-            raise ValueError("not a lease") from error
-        if not all(isinstance(text, str) and len(text) <= _MAX_TEXT and text.isprintable() for text in texts.values()):
-            raise ValueError("a text of the lease is too long, or not a text")
-        if type(renewals) is not int or since.tzinfo is None:
-            raise ValueError("a number or a time of the lease is neither")
-        return cls(**texts, since=since, renewals=renewals)
-
-    def encode(self) -> bytes:
-        """Returns the lease as JSON."""
-        return json.dumps({**asdict(self), "since": self.since.isoformat()}).encode()
 
     def renewed(self) -> "Lease":
         """Returns the lease after one more renewal."""
@@ -200,7 +181,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class StoppedRun:
+class StoppedRun(Stored):
     """Why a run has stopped, as it has noted itself. A note from before the newest settlement is out of date."""
 
     at: datetime
@@ -213,28 +194,15 @@ class StoppedRun:
     lasting: bool
     """Whether each run stops so until an operator acts; False for an error that may end by itself."""
 
+    def __post_init__(self) -> None:
+        if self.at.tzinfo is None:
+            raise ValueError("the time has no zone")
+
     @classmethod
     def of(cls, error: AcklineError, pipeline: str, run_id: str, at: datetime) -> "StoppedRun":
         """Returns the note of a run that has stopped with this error."""
         lasting, command = not isinstance(error, TransientError), command_of(error, pipeline)
         return cls(at, run_id[:_MAX_TEXT], error.kind, str(error)[:_MAX_SENTENCE], command, lasting)
-
-    @classmethod
-    def decode(cls, content: bytes) -> "StoppedRun":
-        """Returns the note that `encode` wrote. Raises ValueError for any other content."""
-        try:
-            stored = json.loads(content)
-            texts = {name: stored[name] for name in ("run_id", "reason", "sentence", "command")}
-            at, lasting = datetime.fromisoformat(stored["at"]), stored["lasting"]
-        except (KeyError, TypeError, RecursionError) as error:
-            raise ValueError("not the note of a run") from error
-        if not all(isinstance(text, str) for text in texts.values()) or at.tzinfo is None or type(lasting) is not bool:
-            raise ValueError("a value of the note has another type")
-        return cls(at, **texts, lasting=lasting)
-
-    def encode(self) -> bytes:
-        """Returns the note as JSON."""
-        return json.dumps({**asdict(self), "at": self.at.isoformat()}).encode()
 
 
 @cache

@@ -1,22 +1,19 @@
-"""The columns of a lane's three tables, and what each one holds, for readers of the tables with other tools too.
+"""The columns of a lane's three tables, each declared once (`ackline.tables.columns`).
 
 Offsets are as in Kafka, times are in UTC, and an end is exclusive. The tables are append-only, and partitioned by the
-plan's date. A column is declared once: its name, its type, the value that it holds, and its comment. Schemas and the
-conversion of plans, settlements and decisions into rows and back follow from that (see `ackline.tables.columns`).
+plan's date.
 
 Delta stores the comments in the table, and other tools show them; a table of an earlier version keeps its columns as
 they are. A new column goes to the end and is nullable. `AuditTable` adds it to a table of an earlier version before its
 first write there, and reads it as null from older rows.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime
 from itertools import islice
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import OutcomeRow, PartitionState
@@ -35,6 +32,7 @@ from ackline.ledger.turns import (
     TurnKind,
 )
 from ackline.scrub import MESSAGE_LIMIT
+from ackline.stored import decode
 from ackline.tables.columns import (
     JSON,
     MAP,
@@ -120,6 +118,9 @@ OUTCOME_COLUMNS = [
            comment="Of an attempt, in a pipeline with steps: how many of the record's tuples each step acked and "
                    "failed, and how many are missing, as JSON. Null in a decision, an answer, and where no step got "
                    "a tuple."),
+    Column("error_place", STRING, None, in_every_file=False,
+           comment="Of a failed attempt: the innermost line of the handler's own code that raised, such as "
+                   "handlers/shop.py:41 in price. Null if no line did, and in every other row."),
     Column("letter", STRING, "part.letter", in_every_file=False,
            comment="Of a dead record: where its dead letter is, as TOPIC[PARTITION] OFFSET. Null in every other row, "
                    "and without dead letters."),
@@ -159,6 +160,9 @@ PLAN_COLUMNS = [
            comment="Why the action was taken, or why a run of a backfill was started; empty in another run."),
     Column("leader_epoch", INT, "part.log.leader_epoch",
            comment="The epoch of the leader that reported the log; null if it is not known."),
+    Column("code", STRING, "whole.code", TEXT,
+           comment="The code of the process that stored the plan of a run: the version of a DAG bundle, a git commit, "
+                   "or a hash of files. Null if it is not known, and in an action."),
 ]  # fmt: skip
 """A row is one topic-partition of a plan: what the turn reads of it, or why it reads nothing. A row without a topic is
 a marker of the turn (`ackline.ledger.turns.MarkerKind`), and no part of its plan."""
@@ -216,6 +220,9 @@ SETTLEMENT_COLUMNS = [
            comment="What the steps of the pipeline did in the turn, as JSON: tuples, calls, and times in "
                    "milliseconds. In one row of the turn, and null in the others; null with neither steps nor "
                    "outputs."),
+    Column("code", STRING, "whole.code", TEXT, once=True,
+           comment="The code that replayed the turn: the version of a DAG bundle, a git commit, or a hash of files. In "
+                   "one row of the turn, and null in the others; null if it is not known, and in an action."),
 ]  # fmt: skip
 """A row is one topic-partition after a turn. The next turn starts from these rows alone."""
 
@@ -296,25 +303,19 @@ class _OfTurn(NamedTuple):
     actor: str | None = None
     reason: str | None = None
     isolation: None = None
+    code: None = None
 
 
 def decision_rows(
     turn: TurnId, day: date, run_id: str, decisions: Mapping[TopicPartition, Iterable[OutcomeRow]]
 ) -> pa.Table:
-    """Returns the decisions of a turn as rows of `outcomes`: one for each record, or for each range of offsets.
-
-    A turn may decide all records in flight at once, so few rows at a time are Python objects.
-    """
+    """Returns the decisions of a turn as rows of `outcomes`: one for each record, or for each range of offsets. A turn
+    may decide all records in flight at once, so few rows at a time are Python objects."""
     rows = ((tp, row) for tp, decided in sorted(decisions.items()) for row in decided)
     parts = [OUTCOMES.empty_table()]
     while part := list(islice(rows, _ROWS)):
         parts.append(rows_of(OUTCOME_COLUMNS, _OfTurn(turn, run_id), day, part))
     return pa.concat_tables(parts)
-
-
-def without_markers(rows: pa.Table) -> pa.Table:
-    """Returns the rows of `plans` that are part of a plan, and not a mark on the turn."""
-    return rows.filter(pc.is_valid(rows["topic"]))
 
 
 def marker_rows(plan: Plan, marker: Marker) -> pa.Table:
@@ -327,7 +328,7 @@ def marker_rows(plan: Plan, marker: Marker) -> pa.Table:
 def marker_from_rows(rows: pa.Table) -> Marker | None:
     """Returns the marker that these rows hold; None if there are none."""
     for row in rows.drop_columns(["retries"]).to_pylist():
-        settings = json.loads(row["settings"])
+        settings = decode(row["settings"], dict[str, bool])
         kind, at = MarkerKind(row["kind"]), row["planned_at"].astimezone(UTC)
         return Marker(kind, row["run_id"], at, row["actor"], row["reason"], settings["by_operator"], settings["pause"])
     return None

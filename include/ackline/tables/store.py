@@ -5,7 +5,6 @@ returns whether this process won the number. A process that lost it goes on with
 here. Claim and waiver n are rivals for one number, so under at_most_once each turn is handed out once or never.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,12 +16,15 @@ from weakref import ReferenceType, ref
 import pyarrow.compute as pc
 from deltalake.transaction import AddAction
 
+from ackline.delta.log import LogFile
 from ackline.errors import LedgerError
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.metrics import TurnReport
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
+from ackline.ledger.states import metrics_of_start
 from ackline.ledger.turns import (
+    IDENTITY_BITS,
     AckPosition,
     AnswerReport,
     Marker,
@@ -35,9 +37,10 @@ from ackline.ledger.turns import (
     number_of,
     turn_in,
 )
+from ackline.stored import decode_or_none, encode
+from ackline.tables.audit_table import files_of, lost_files, removals
 from ackline.tables.chosen import ChosenOutcomes
-from ackline.tables.layout import LaneTables, check_layout, lanes_of, void_turns
-from ackline.tables.reads import files_of, lost_files, removals
+from ackline.tables.layout import check_layout, lanes_of, void_turns
 from ackline.tables.schemas import (
     decision_rows,
     marker_from_rows,
@@ -47,7 +50,6 @@ from ackline.tables.schemas import (
     plan_rows,
     settlement_from_rows,
     settlement_rows,
-    without_markers,
 )
 from ackline.tables.turn_outcomes import OutcomesOfTurn
 
@@ -55,14 +57,19 @@ COUNTED_STARTS = 3
 """Starts of a plan that are counted. After the third without outcomes, the next one isolates the handler."""
 
 
-class ClaimStore(LaneTables):
-    """Which turns of a lane are claimed, waived, started and lost."""
+class LedgerStore(ChosenOutcomes, OutcomesOfTurn):
+    """The ledger of one lane of a pipeline, in its tables below an audit root."""
+
+    def __init__(self, root: str, pipeline: str, lane: str) -> None:
+        super().__init__(root, pipeline, lane)
+        self._last: ReferenceType[Settlement] | None = None
+        """The settlement that was read or stored last, as long as any step holds it."""
+
+    # ---- which turns are claimed, waived, started and lost ----------------------------------------------------------
 
     def has_claim(self, turn: TurnId) -> bool:
-        """Returns whether claim n is stored and turn n was not waived: then the floor is the end of plan n.
-
-        False if a later turn is claimed or waived: turn n is over then, and its end may not be committed any more.
-        """
+        """Returns whether claim n is stored and turn n was not waived: then the floor is the end of plan n. False if a
+        later turn is claimed or waived: turn n is over then, and its end may not be committed any more."""
         return self._rights(turn) == (True, False)
 
     def has_waiver(self, turn: TurnId) -> bool:
@@ -70,10 +77,8 @@ class ClaimStore(LaneTables):
         return self._rights(turn) == (True, True)
 
     def _rights(self, turn: TurnId) -> tuple[bool, bool]:
-        """Returns whether claim n is the newest number taken, and whether waiver n is.
-
-        Both are read from one version of the table. Read one after the other, waiver n + 1 could hide waiver n.
-        """
+        """Returns whether claim n is the newest number taken, and whether waiver n is. Both are read from one version
+        of the table: read one after the other, waiver n + 1 could hide waiver n."""
         claim, waiver = self.plans.versions_of(self._application(turn.epoch, kind) for kind in ("claim", "waiver"))
         return claim == turn.n, waiver == turn.n
 
@@ -87,11 +92,9 @@ class ClaimStore(LaneTables):
         return self.plans.append([], self._application(plan.turn.epoch, "claim"), plan.turn.n)
 
     def store_waiver(self, plan: Plan, waiver: Marker) -> bool:
-        """Take the number of claim n, so that the plan is never handed out. Returns False if number n is taken.
-
-        The waiver is a second transaction id in the same commit. So claim and waiver are rivals for one number, and
-        each reader finds out which of the two has won.
-        """
+        """Take the number of claim n, so that the plan is never handed out. Returns False if number n is taken. The
+        waiver is a second transaction id in the same commit. So claim and waiver are rivals for one number, and each
+        reader finds out which of the two has won."""
         return self._store_marker(plan, waiver, "claim", also="waiver")
 
     def waiver_of(self, turn: TurnId) -> Marker | None:
@@ -118,7 +121,9 @@ class ClaimStore(LaneTables):
         return self.plans.append(marker_rows(plan, marker), application, n, more=more)
 
     def _marker(self, turn: TurnId, kind: MarkerKind) -> Marker | None:
-        return marker_from_rows(self._plan_rows({**self._where(turn), "kind": kind.value}, turn))
+        rows = self._plan_rows({**self._where(turn), "kind": kind.value}, turn)
+        with self.plans.errors():
+            return marker_from_rows(rows)
 
     def store_lost(
         self,
@@ -127,29 +132,23 @@ class ClaimStore(LaneTables):
         rows: Mapping[TopicPartition, Iterable[OutcomeRow]],
         operator: OperatorLoss | None = None,
     ) -> bool:
-        """Store the lost ranges of a claimed plan as its outcomes. Returns False if outcomes n are stored.
-
-        With `operator`, the same commit marks the turn as closed by an operator, for `operator_loss`.
-        """
+        """Store the lost ranges of a claimed plan as its outcomes. Returns False if outcomes n are stored. With
+        `operator`, the same commit marks the turn as closed by an operator, for `operator_loss`."""
         table = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, rows)
         note = TurnReport().encode()  # an empty report: these rows are complete, no task has counted others
         application, more = self._application(plan.turn.epoch, "outcomes"), self._marks(plan.turn, operator)
         return self.outcomes.append(table, application, plan.turn.n, note, more)
 
     def _marks(self, turn: TurnId, operator: OperatorLoss | None) -> dict[str, int]:
-        """Returns the transaction ids that mark a commit of lost ranges as an operator's.
-
-        In the same commit, because settle must find the mark if and only if it finds the rows: a driver may report the
-        turn between two commits, and then nothing of it is lost.
-        """
+        """Returns the transaction ids that mark a commit of lost ranges as an operator's. In the same commit, because
+        settle must find the mark if and only if it finds the rows: a driver may report the turn between two commits,
+        and then nothing of it is lost."""
         kinds = [] if operator is None else ["lost", "lost-pause"] if operator.pause else ["lost"]
         return {self._application(turn.epoch, kind): turn.n for kind in kinds}
 
     def operator_loss(self, turn: TurnId) -> OperatorLoss | None:
-        """Returns what an operator has stored with the lost ranges of turn n; None if no operator has lost it.
-
-        Call it while turn n is open: a later turn that is lost hides the mark, and the settlement has it by then.
-        """
+        """Returns what an operator has stored with the lost ranges of turn n; None if no operator has lost it. Call it
+        while turn n is open: a later turn that is lost hides the mark, and the settlement has it by then."""
         lost, pause = self.outcomes.versions_of(self._application(turn.epoch, kind) for kind in ("lost", "lost-pause"))
         return OperatorLoss(self._reason_of_loss(turn), pause == turn.n) if lost == turn.n else None
 
@@ -178,22 +177,11 @@ class ClaimStore(LaneTables):
             remove=lambda version: removals(files_of(version, {(plan.turn.epoch, plan.turn.n)})),
         )
 
-
-class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
-    """The ledger of one lane of a pipeline, in its tables below an audit root."""
-
-    def __init__(self, root: str, pipeline: str, lane: str) -> None:
-        super().__init__(root, pipeline, lane)
-        self._last: ReferenceType[Settlement] | None = None
-        """The settlement that was read or stored last, as long as any step holds it."""
-
     # ---- settlements ----------------------------------------------------------------------------------------------
 
     def newest(self) -> Settlement | None:
-        """Returns the newest settlement of the newest epoch, or None if the lane has none yet.
-
-        Raises ConfigError if it has none because the tables below the root have the first layout.
-        """
+        """Returns the newest settlement of the newest epoch, or None if the lane has none yet. Raises ConfigError if it
+        has none because the tables below the root have the first layout."""
         epoch, n = -1, None
         while (later := self.settlements.version_of(self._application(epoch + 1, "settlement"))) is not None:
             epoch, n = epoch + 1, later
@@ -201,20 +189,25 @@ class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
             self.check_layout()
             return None
         newest = self.settlement(TurnId(self.pipeline, self.lane, epoch, n))
-        return self._first_of_new_epoch(newest) if newest.kind is TurnKind.RESET else newest
+        return self._first_of_new_epoch(newest) if newest.kind.opens_epoch else newest
+
+    def versions(self) -> tuple[LogFile, ...]:
+        """Returns the newest entry and checkpoint of each table's log: they change with each commit, and listing them
+        costs one request a table."""
+        listed = [table.log.files() for table in (self.plans, self.outcomes, self.settlements)]
+        return tuple(file for files in listed for of_kind in files for file in of_kind[-1:])
 
     def _first_of_new_epoch(self, reset: Settlement) -> Settlement:
         """Returns turn 0 of the epoch that a reset opens. It has no rows of its own: the reset's plan holds its starts.
-
-        So no crash can leave an epoch that is closed while the next one is not open.
-        """
+        So no crash can leave an epoch that is closed while the next one is not open."""
         targets = self.plan(reset.turn).partitions
         partitions = {}
         for tp, settled in reset.partitions.items():
             start = targets[tp].fresh.start if tp in targets else settled.state.floor
             partitions[tp] = replace(
-                settled, old_floor=start, state=PartitionState(start), counts={}, gaps=0, metrics=None, totals=None
-            )
+                settled, old_floor=start, state=PartitionState(start), counts={}, gaps=0,
+                metrics=metrics_of_start(settled.metrics, start, reset.settled_at), totals=None,
+            )  # fmt: skip
         turn = reset.turn._replace(epoch=reset.turn.epoch + 1, n=0)
         return replace(reset, turn=turn, kind=TurnKind.GENESIS, partitions=partitions)
 
@@ -223,18 +216,15 @@ class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
         check_layout(self.root)
 
     def settlement(self, turn: TurnId) -> Settlement:
-        """Returns a stored settlement. Raises LedgerError if it is not stored.
-
-        A stored settlement never changes. So one that a step of this process still holds is not read again: it may have
-        millions of pending ranges.
-        """
+        """Returns a stored settlement. Raises LedgerError if it is not stored. One that a step of this process still
+        holds is not read again: it never changes, and may have millions of pending ranges."""
         last = self._last() if self._last else None
         if last is not None and last.turn == turn:
             return last
         rows = self.settlements.read_turn(self._where(turn), self._application(turn.epoch, "settlement"), turn.n)
         if not rows.num_rows and turn.n == 0:  # the first run found no topic: the lane has begun without a partition
             return Settlement(turn, TurnKind.GENESIS, "", datetime.min.replace(tzinfo=UTC), {})
-        return self._remember(settlement_from_rows(self._check_has_rows(rows, self.settlements, turn, "settlement")))
+        return self._remember(self._made_of(settlement_from_rows, rows, self.settlements, turn))
 
     def _remember(self, settlement: Settlement) -> Settlement:
         self._last = ref(settlement)
@@ -243,14 +233,12 @@ class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
     def store_settlement(
         self, settlement: Settlement, plan: Plan | None = None, subscription: Mapping[str, Any] | None = None
     ) -> bool:
-        """Store a settlement. Returns False if its number is taken.
-
-        A first genesis has no plan, and without a topic it has no row either. The `subscription` that it was made for
-        (the `kafka` block of a plan's settings) is therefore stored as the note of its commit.
-        """
+        """Store a settlement. Returns False if its number is taken. A first genesis has no plan, and without a topic it
+        has no row either. The `subscription` that it was made for (the `kafka` block of a plan's settings) is therefore
+        stored as the note of its commit."""
         day = plan_date(plan.planned_at if plan else settlement.settled_at)
         application = self._application(settlement.turn.epoch, "settlement")
-        note = json.dumps(subscription) if subscription is not None else None
+        note = encode(subscription) if subscription is not None else None
         stored = self.settlements.append(settlement_rows(settlement, day), application, settlement.turn.n, note)
         if stored and settlement.partitions:
             self._remember(settlement)
@@ -261,9 +249,9 @@ class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
         return self._is_stored(self.settlements, turn, "settlement")
 
     def first_subscription(self, genesis: TurnId) -> dict[str, Any] | None:
-        """Returns the subscription of the first genesis; None if the Delta log has expired it."""
+        """Returns the subscription of the first genesis; None if the Delta log has expired it, or if it is damaged."""
         note = self.settlements.note_of(self._application(genesis.epoch, "settlement"), genesis.n)
-        return dict(json.loads(note)) if note else None
+        return decode_or_none(note, dict[str, Any])
 
     def reset_into(self, epoch: int) -> TurnId:
         """Returns the reset that opened an epoch: the last turn of the epoch before it."""
@@ -290,11 +278,9 @@ class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
     # ---- plans ----------------------------------------------------------------------------------------------------
 
     def open_plan(self, newest: Settlement) -> Plan | None:
-        """Returns the plan that is stored and not settled. A lane has at most one.
-
-        Returns None, too, if another process has settled a turn since `newest` was read. Raises LedgerError if a
-        settlement between the two is missing.
-        """
+        """Returns the plan that is stored and not settled, of which a lane has at most one; None, too, if another
+        process has settled a turn since `newest` was read. Raises LedgerError if a settlement between the two is
+        missing."""
         turn = newest.turn
         n = self.plans.version_of(self._application(turn.epoch, "plan"))
         if n is None or n <= turn.n:
@@ -311,18 +297,17 @@ class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
 
     def plan(self, turn: TurnId) -> Plan:
         """Returns a stored plan. Raises LedgerError if it is not stored."""
-        rows = without_markers(self._plan_rows(self._where(turn), turn))
-        return plan_from_rows(self._check_has_rows(rows, self.plans, turn, "plan"))
+        rows = self._plan_rows(self._where(turn), turn)
+        rows = rows.filter(pc.is_valid(rows["topic"]))  # a row without a topic is a marker
+        return self._made_of(plan_from_rows, rows, self.plans, turn)
 
     def store_plan(self, plan: Plan) -> bool:
         """Store a plan. Returns False if its number is taken."""
         return self.plans.append(plan_rows(plan), self._application(plan.turn.epoch, "plan"), plan.turn.n)
 
     def count_start(self, plan: Plan) -> int:
-        """Count a start of a plan. Returns how many there were with this one, at most COUNTED_STARTS + 1.
-
-        Each start takes a number of its own, so two at the same time are counted as two.
-        """
+        """Count a start of a plan. Returns how many there were with this one, at most COUNTED_STARTS + 1. Each start
+        takes a number of its own, so two at the same time are counted as two."""
         for number in range(1, COUNTED_STARTS + 1):
             if self.plans.append([], self._application(plan.turn.epoch, f"try-{number}"), plan.turn.n):
                 return number
@@ -353,12 +338,12 @@ class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
     def execution_of(self, turn: TurnId) -> int | None:
         """Returns the execution of an open turn that outcomes n name; None if it has staged no rows."""
         number = self.outcomes.version_of(self._application(turn.epoch, "execution"))
-        return number % (1 << 32) if number is not None and turn_in(number) == turn.n else None
+        return number % (1 << IDENTITY_BITS) if number is not None and turn_in(number) == turn[2:] else None
 
     def report_of(self, turn: TurnId) -> TurnReport | None:
         """Returns the tasks' report of a turn; None if there is none, or if the Delta log has expired it."""
         note = self.outcomes.note_of(self._application(turn.epoch, "outcomes"), turn.n)
-        return TurnReport.decode(note) if note else None
+        return TurnReport.decode(note)
 
     def has_lost_files(self, turn: TurnId) -> bool:
         """Returns whether a file of the turn's outcomes does not exist any more, or is cut short or damaged. Reads all
@@ -383,11 +368,9 @@ class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
         decisions: Mapping[TopicPartition, Iterable[OutcomeRow]],
         answers: AnswerReport | None = None,
     ) -> bool:
-        """Store settle's decisions, zero of them too. Returns False if the number is taken.
-
-        The same commit holds how far the answers were read, as transaction ids: the answers of exactly that range were
-        decided. The counts of the answers are its note.
-        """
+        """Store settle's decisions, zero of them too. Returns False if the number is taken. The same commit holds how
+        far the answers were read, as transaction ids: the answers of exactly that range were decided. The counts of the
+        answers are its note."""
         rows = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, decisions)
         note = answers.encode() if answers else None
         more = self._position_numbers(plan.turn, answers.position) if answers else {}
@@ -404,7 +387,7 @@ class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
 
     def answers_of(self, turn: TurnId) -> AnswerReport | None:
         """Returns the report of the answers that decisions n of an open turn hold, without counts and warnings if the
-        Delta log has expired those; None if the turn has read no answers."""
+        Delta log has expired those, or if they are damaged; None if the turn has read no answers."""
         numbers, of_epoch = self.outcomes.transactions(), self._application(turn.epoch, "ack")
         topics = [id_ for id_, n in numbers.items() if id_.startswith(f"{of_epoch}/") and n == turn.n]
         if not topics:
@@ -417,8 +400,8 @@ class LedgerStore(ClaimStore, ChosenOutcomes, OutcomesOfTurn):
                 next_[int(partition)] = number
             elif kind == f"-leader/{topic_id}" and number:
                 leaders[int(partition)] = number - 1
-        stored = AnswerReport.decode(self.outcomes.note_of(self._application(turn.epoch, "decisions"), turn.n))
-        report = stored or AnswerReport(AckPosition("", ""))
+        note = self.outcomes.note_of(self._application(turn.epoch, "decisions"), turn.n)
+        report = decode_or_none(note, AnswerReport) or AnswerReport()
         return replace(report, position=AckPosition(topic, topic_id, next_, leaders))
 
     # ---- output tables --------------------------------------------------------------------------------------------

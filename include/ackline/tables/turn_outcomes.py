@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from ackline.delta.files import UNBUFFERED
+from ackline.delta.reads import TurnFile, TurnFiles, Where, as_expression, file_name, pruned_dataset
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns, OutcomeRow, answer_codes
 from ackline.ledger.pending import NEVER
 from ackline.ledger.turns import TurnId
-from ackline.tables.files import UNBUFFERED
 from ackline.tables.layout import LaneTables
-from ackline.tables.reads import TurnFile, TurnFiles, Where, as_expression, file_name, without_their_size
 
 _COLUMNS = ["topic", "partition", "offset", "end_offset", "attempt", "outcome", "error_class", "handled_at", "due",
             "answer"]  # fmt: skip
@@ -58,21 +58,24 @@ class LastFailure:
 
 
 class FailedClass(NamedTuple):
-    """How many attempts of a turn failed with one class of errors, and a message of one of them, which is scrubbed."""
+    """How many attempts of a turn failed with one class of errors at one place of the handler's code, and a message of
+    one of them, which is scrubbed."""
 
     error_class: str | None
+    place: str | None
     number: int
     message: str | None
 
 
 def commonest_failures(found: Iterable[FailedClass], most: int) -> list[FailedClass]:
-    """Returns the `most` commonest classes, with the numbers of each class added up."""
-    numbers, messages = Counter[str | None](), dict[str | None, str | None]()
-    for error_class, number, message in found:
-        numbers[error_class] += number
-        messages[error_class] = messages.get(error_class) or message
-    ordered = sorted(numbers.items(), key=lambda item: (-item[1], item[0] or ""))
-    return [FailedClass(error_class, number, messages[error_class]) for error_class, number in ordered[:most]]
+    """Returns the `most` commonest classes and places, with the numbers of each added up."""
+    numbers = Counter[tuple[str | None, str | None]]()
+    messages = dict[tuple[str | None, str | None], str | None]()
+    for error_class, place, number, message in found:
+        numbers[error_class, place] += number
+        messages[error_class, place] = messages.get((error_class, place)) or message
+    ordered = sorted(numbers.items(), key=lambda item: (-item[1], *(text or "" for text in item[0])))
+    return [FailedClass(*kind, number, messages[kind]) for kind, number in ordered[:most]]
 
 
 Failures = dict[tuple[TopicPartition, int], LastFailure]
@@ -95,9 +98,8 @@ class OutcomesOfTurn(LaneTables):
         succeeded = {} if every_row else _of_one_outcome(files, where, _SUCCEEDED)
         with self.outcomes.errors():
             # Of a file that is not opened, the rows would count as acked without a proof.
-            listed = [{"path": file.path, "size_bytes": file.size} for file in succeeded.values()]
-            for lost in without_their_size(self.outcomes, listed):
-                raise FileNotFoundError(f"{lost['path']} does not exist, or does not have the size that the log names")
+            for lost in self.outcomes.storage.without_size({file.path: file.size for file in succeeded.values()}):
+                raise FileNotFoundError(f"{lost} does not exist, or does not have the size that the log names")
             shared = set()
             for name, file in succeeded.items():
                 topic, partition = file.value("topic"), file.value("partition")
@@ -143,11 +145,9 @@ class OutcomesOfTurn(LaneTables):
             return sum(map(len, _batches(files.dataset, lambda name: name not in others, ["attempt"], chosen)))
 
     def last_failures(self, turn: TurnId, attempts: Attempts) -> Failures:
-        """Returns why and when the given attempts failed, by partition and offset, as far as their rows are there.
-
-        Most were made in `turn`, and only its files are opened. An attempt of an earlier turn, whose dead letter was
-        not acknowledged then, is found by its offset: statistics rule most other files out.
-        """
+        """Returns why and when the given attempts failed, by partition and offset, as far as their rows are there. Most
+        were made in `turn`, and only its files are opened. An attempt of an earlier turn, whose dead letter was not
+        acknowledged then, is found by its offset: statistics rule most other files out."""
         if not attempts:
             return {}
         failed: Where = {"epoch": turn.epoch, "outcome": Outcome.FAILED.value}
@@ -159,7 +159,7 @@ class OutcomesOfTurn(LaneTables):
                 for tp, by_offset in attempts.items()
             }
             if any(earlier.values()) and (table := self.outcomes.open()) is not None:
-                failures |= _failures_in(self.outcomes.dataset(table, failed), failed, earlier)
+                failures |= _failures_in(pruned_dataset(self.outcomes, table, failed), failed, earlier)
         return failures
 
     def failed_classes_of(self, turn: TurnId) -> Iterator[FailedClass]:
@@ -169,12 +169,14 @@ class OutcomesOfTurn(LaneTables):
         failures = [Outcome.FAILED.value, Outcome.DROPPED.value]
         others = _of_one_outcome(files, where, [word for word in Outcome if word not in failures])
         chosen = as_expression(where) & (ds.field("attempt") > 0) & ds.field("outcome").isin(failures)
-        columns = ["error_class", "error_message"]
+        columns = ["error_class", "error_place", "error_message"]
         with self.outcomes.errors():
             for batch in _batches(files.dataset, lambda name: name not in others, columns, chosen):
-                counted = pa.Table.from_batches([batch]).group_by("error_class")
+                counted = pa.Table.from_batches([batch]).group_by(columns[:2])
                 for row in counted.aggregate([([], "count_all"), ("error_message", "one")]).to_pylist():
-                    yield FailedClass(row["error_class"], row["count_all"], row["error_message_one"])
+                    yield FailedClass(
+                        row["error_class"], row["error_place"], row["count_all"], row["error_message_one"]
+                    )
 
     def _outcome_files(self, turn: TurnId) -> TurnFiles:
         # Decisions of a run are stored after its outcomes. An action has decisions only.
@@ -236,9 +238,7 @@ class _Reading:
 
 def _of_one_outcome(files: TurnFiles, where: Where, outcomes: Sequence[str]) -> dict[str, TurnFile]:
     """Returns the files that hold only first attempts of the turn with one outcome, which is among `outcomes`, by name.
-
-    A file without statistics is none of them. It is opened, and so is one with answers from outside.
-    """
+    A file without statistics is none of them, and so is one with answers from outside."""
     values = {**where, "attempt": 1}
     return {
         file.name: file

@@ -3,8 +3,6 @@
 Airflow serves a plugin's application without authentication. So each route here requires a login, and the right to read
 the pipeline's DAG; without that right the answer is the same 404 as for a pipeline that does not exist. All routes are
 GET: a request that changes something would need protection against forged ones.
-
-Every process of Airflow loads the plugins, so this module imports what the page needs only at its first request.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -24,6 +22,7 @@ from ackline.ledger.explain import OffsetState
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import PendingKind
+from ackline.ledger.states import State
 from ackline.ledger.turns import LIVE
 from ackline.ui import failing, pages, readings
 from ackline.ui.links import RECENT_HOURS, ActionMaker, Addresses
@@ -31,7 +30,7 @@ from ackline.ui.readings import LaneReading
 
 PIPELINES_A_PAGE = 100
 NOT_IN_LOG = (OffsetState.GAP, Outcome.EXPIRED, Outcome.COMPACTED)
-"""The states of an offset that no backfill finds a record at."""
+"""The states of an offset at which the log has no record, so no backfill can handle one."""
 HEADERS = {
     "Content-Security-Policy": pages.POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -125,21 +124,45 @@ def _actions(reading: LaneReading, dag_ids: set[str]) -> ActionMaker:
 @app.get("/")
 def index(dag_ids: DagIds, start: Start = 0) -> str:
     """Show every pipeline that the user may read, the worst first."""
+    addresses = _addresses()
+    names, more = _names(dag_ids, start, addresses.index)
+    return pages.index(readings.read_lanes(names), addresses, datetime.now(UTC), more)
+
+
+def _names(dag_ids: set[str], start: int, address: str) -> tuple[list[str], str | None]:
+    """Returns PIPELINES_A_PAGE pipelines that the user may read, from number `start` on, and the address of the next
+    ones."""
     names = sorted(dag.removeprefix(DAG_PREFIX) for dag in dag_ids if dag.startswith(DAG_PREFIX))
-    end, addresses = start + PIPELINES_A_PAGE, _addresses()
-    more = f"{addresses.index}?start={end}" if end < len(names) else None
-    return pages.index(readings.read_lanes(names[start:end]), addresses, datetime.now(UTC), more)
+    end = start + PIPELINES_A_PAGE
+    return names[start:end], f"{address}?start={end}" if end < len(names) else None
+
+
+@app.get("/failures")
+def all_failures(dag_ids: DagIds, start: Start = 0) -> str:
+    """Show the failing records of every pipeline that the user may read, by error class and place."""
+    addresses, broken, lanes = _addresses(), list[tuple[str, str]](), list[LaneReading]()
+    names, more = _names(dag_ids, start, addresses.all_failures)
+    for reading in readings.read_lanes(names):
+        if isinstance(reading, LaneReading):
+            lanes.append(reading)
+        else:
+            broken.append(reading)
+    return pages.all_failures(failing.failures_everywhere(lanes), broken, addresses, datetime.now(UTC), more)
 
 
 @app.get("/pipelines/{name}")
 def pipeline(reading: Reading, dag_ids: DagIds, start: Start = 0) -> str:
     """Show one lane of a pipeline."""
     lanes = readings.lanes_with_tables(reading.name)
-    recent = reading.lag > 0 or reading.met_records_since(reading.now - timedelta(hours=RECENT_HOURS))
-    actions = _actions(reading, dag_ids).of_pipeline(reading.pending[PendingKind.RETRY] > 0, recent)
+    recent = reading.lag != 0 or reading.met_records_since(reading.now - timedelta(hours=RECENT_HOURS))
+    groups = failing.failures(reading)
+    actions = _actions(reading, dag_ids).of_pipeline(
+        reading.pending[PendingKind.RETRY] > 0, recent, failing=reading.state is State.FAILING,
+        dead=any(group.kind == Outcome.DEAD.value for group in groups), paused=reading.is_paused,
+    )  # fmt: skip
     steps = readings.read_steps(reading)
     topology = readings.read_topology(reading.name) if steps is not None else None
-    return pages.pipeline(reading, lanes, failing.failures(reading), actions, _addresses(), start, steps, topology)
+    return pages.pipeline(reading, lanes, groups, actions, _addresses(), start, steps, topology)
 
 
 @app.get("/pipelines/{name}/partition")
@@ -190,7 +213,7 @@ def record(reading: Reading, dag_ids: DagIds, topic: Topic, partition: Partition
 
 @app.get("/pipelines/{name}/turns/{epoch}/{n}")
 def turn(name: Pipeline, epoch: int, n: int, lane: Lane = LIVE) -> str:
-    """Show one turn."""
+    """Show the plan and the settlement of one turn."""
     _check_lane(name, lane)
     reading = readings.read_turn(name, lane, epoch, n)
     if reading is None:

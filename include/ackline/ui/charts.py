@@ -1,8 +1,8 @@
 """Draws the pictures of the page as SVG. Pure.
 
 A picture has classes and no colours of its own, so that the page's style sheet gives it those of the theme. Places are
-percentages of its width, while heights, texts and marks are pixels: so a picture of any width has texts of the same
-size, and what does not overlap in the narrowest one overlaps in none. Every text is escaped by `markupsafe`.
+percentages of its width, while heights, texts and marks are pixels. So a picture of any width has texts of the same
+size, and labels that do not overlap at the width NARROWEST overlap at no larger one. `markupsafe` escapes every text.
 """
 
 import math
@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from ackline.ledger.offsets import Int64s
 from ackline.ledger.pending import PendingKind
-from ackline.ui.health import PartitionReading
+from ackline.ui.partition import PartitionReading
 
 NARROWEST = 320
 """The width in pixels from which on no labels overlap."""
@@ -24,11 +24,11 @@ LINE = 16
 OUTCOME_ORDER = ("acked", "skipped", "failed", "dead", "expired", "dropped", "lost", "compacted")
 """The outcomes in the order in which bars are stacked, from the axis on."""
 ROOT_FROM = 50
-"""From this ratio of the largest turn to the smallest one on, bars have a square-root scale, and the chart says so."""
+"""If the largest turn has this many times the offsets of the smallest, bars have a square-root scale."""
 SEEN = 2.0
 """The least height of an outcome in a bar, in pixels."""
 _COLUMNS = 500
-"""How many columns of a picture may hold a mark of pending offsets."""
+"""The number of columns of a picture, each of which has at most one mark for its pending offsets."""
 _LABEL_WIDTH = 7.6
 """About how many pixels a character of a label takes, to keep labels apart. The font is not known."""
 _MARK, _BAR = 9, 18
@@ -45,7 +45,7 @@ class _Scale:
     high: int
 
     def share(self, offset: int) -> float:
-        """Returns where an offset is drawn, from 0 to 1; one outside the scale is drawn at its nearer end."""
+        """Returns the place of an offset, from 0 to 1; an offset outside the scale is at its nearer end."""
         return (min(max(offset, self.low), self.high) - self.low) / max(1, self.high - self.low)
 
 
@@ -54,7 +54,7 @@ def _percent(share: float) -> str:
 
 
 def partition_picture(part: PartitionReading, *, labels: bool = False, low: int | None = None) -> Markup:
-    """Returns the log of a partition to scale: what is settled, read and unread, what fails, and where it is committed.
+    """Returns a picture of a partition's log: what is settled, read and unread, what fails, and where it is committed.
 
     `low` cuts off what is below an offset. With `labels` the offsets are written below and above. Each mark has a band
     of its own, so marks that meet do not cover each other: above the bar, in it, and below it.
@@ -86,7 +86,7 @@ def partition_picture(part: PartitionReading, *, labels: bool = False, low: int 
 
 
 def zoom_start(part: PartitionReading) -> int | None:
-    """Returns where a second, larger picture is to start; None if the first one shows the unsettled part well."""
+    """Returns the offset at which a second, larger picture starts; None if the first shows the unsettled part well."""
     scale = _scale(part, None)
     first = min(part.floor, part.committed if part.committed is not None else part.floor)
     if scale.high <= first or (scale.high - first) * 5 > scale.high - scale.low:
@@ -254,10 +254,10 @@ def bar_chart(turns: Sequence[tuple[str, datetime, Mapping[str, int]]]) -> Marku
 
 
 def _heights(outcomes: Mapping[str, int], tall: float) -> dict[str, float]:
-    """Returns the heights of the outcomes in a bar, which together are its height.
+    """Returns the heights of the outcomes in a bar, which together are its height, in pixels.
 
     The shares are those of the offsets, whatever the scale of the bars is. An outcome has at least SEEN, so that a few
-    failures among millions are seen; the largest one gives that away, so that the bar still ends at its axis.
+    failures among millions are seen; the largest one loses as much, so that the bar keeps its height.
     """
     present = {name: outcomes[name] for name in OUTCOME_ORDER if outcomes.get(name)}
     if not present:
@@ -328,7 +328,7 @@ def sparkline(turns: Iterable[Mapping[str, int]]) -> Markup:
 
 
 def attempts_bar(attempts: int, most: int) -> Markup:
-    """Returns a small bar of a record's attempts, beside the `most` of its list."""
+    """Returns a small bar, as long as a record's share of the `most` attempts in its list."""
     width = round(max(SEEN, 40 * attempts / max(1, most)), 1)
     return Markup(
         '<svg class="attempts" viewBox="0 0 40 8" aria-hidden="true"><rect class="outcome failed" '

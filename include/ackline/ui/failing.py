@@ -1,22 +1,22 @@
 """Reads the failing records of a lane from its tables: groups by error class, the records of a group, those of a step.
 
-What is pending stands in the newest settlement, without texts and times. These are read from the rows of attempts, of
-few records at a time: of each group, the lowest offsets of its partitions. Records are read in the order of their
-offsets, so among these is the one that failed first.
+The newest settlement has the pending records, without messages and times. These are read from the rows of attempts of a
+few records: of each group, the lowest offsets of its partitions. Records are read in the order of their offsets, so the
+one that failed first is among these.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
+from ackline.audit.history import AttemptsAt, attempts_at
+from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import Pending, PendingKind
 from ackline.ledger.turns import TurnId
 from ackline.pipeline.folder import audit_root
-from ackline.tables.history import AttemptsAt, attempts_at
-from ackline.tables.queries import AuditFilter, audit_rows
 from ackline.ui.readings import LaneReading, store_of
 
 MOST_RECORDS = 50
@@ -24,9 +24,9 @@ MOST_RECORDS = 50
 MOST_DEAD = 5_000
 """How many of the newest dead records are grouped by error class."""
 MOST_GROUPS = 20
-"""Of how many groups the rows of attempts are read; those of the others are not."""
+"""For how many groups the rows of attempts are read. The others have no message."""
 _SAMPLE = 20
-"""How many runs of a partition are looked at for the record that has waited longest."""
+"""How many pending ranges of a partition are searched for the record that has waited longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +41,71 @@ class Failure:
     attempts: int
     """The most attempts that one of them has had; 0 if that is not known."""
     since: datetime | None = None
-    """When the first of them failed first, was handed on, or died; None if its row is gone."""
+    """When the first of them first failed, was put in flight, or died; None if its row is gone."""
     last: datetime | None = None
-    """When the last of the records that were looked at failed, was handed on, or died."""
+    """When the last of the records that were looked at failed, was put in flight, or died."""
     due: datetime | None = None
     """The earliest due time or deadline."""
     message: str | None = None
     """The message of the last of the records that were looked at."""
+    place: str | None = None
+    """Where the last of the records that were looked at raised its error; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailingRecord:
-    """One failing record of a list."""
+    """One record, or one attempt, in a list of failures."""
 
     tp: TopicPartition
     offset: int
     attempts: int
     at: datetime | None
-    """When its last attempt failed or was handed on, or it was declared dead."""
+    """When its last attempt failed or was put in flight, or when it was declared dead."""
     due: datetime | None
     message: str | None
     turn: TurnId | None = None
     since: datetime | None = None
-    """When it failed, or was handed on, for the first time."""
+    """When it failed, or was put in flight, for the first time."""
+    place: str | None = None
+    """Where its last attempt raised the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureEverywhere:
+    """Failing records of one error class and one place in several pipelines."""
+
+    error_class: str
+    place: str | None
+    found: Sequence[tuple[LaneReading, Failure]]
+    """The groups of the pipelines, the one with the most records first."""
+
+    @property
+    def records(self) -> int:
+        """The failing records of all these pipelines."""
+        return sum(group.records for _, group in self.found)
+
+    @property
+    def last(self) -> Failure:
+        """The group with the newest failure."""
+        return max((group for _, group in self.found), key=lambda group: group.last or _LONG_AGO)
+
+
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+def failures_everywhere(readings: Iterable[LaneReading]) -> list[FailureEverywhere]:
+    """Returns the failing records of some lanes by error class and place, most records first. Records in flight do not
+    fail, so they are not among them. Raises FatalError if tables can't be read."""
+    same: dict[tuple[str, str | None], list[tuple[LaneReading, Failure]]] = {}
+    for reading in readings:
+        for group in failures(reading):
+            if group.kind != PendingKind.IN_FLIGHT.value:
+                same.setdefault((group.error_class, group.place), []).append((reading, group))
+    joined = [
+        FailureEverywhere(error_class, place, sorted(found, key=lambda each: -each[1].records))
+        for (error_class, place), found in same.items()
+    ]
+    return sorted(joined, key=lambda each: (-each.records, each.error_class, each.place or ""))
 
 
 def failures(reading: LaneReading) -> list[Failure]:
@@ -73,19 +115,19 @@ def failures(reading: LaneReading) -> list[Failure]:
 
 
 def failure_of(groups: Iterable[Failure], kind: str, error_class: str) -> Failure | None:
-    """Returns the group of a kind and an error class; None if no record fails so any more."""
+    """Returns the group of a kind and an error class; None if it has no record any more."""
     return next((group for group in groups if (group.kind, group.error_class) == (kind, error_class)), None)
 
 
 def oldest_in_flight(reading: LaneReading) -> datetime | None:
-    """Returns since when the record has waited that is in flight longest; None if there is none."""
+    """Returns since when the record in flight that waits longest has waited; None without one."""
     groups = (group for group in _pending_failures(reading) if group.kind == PendingKind.IN_FLIGHT.value)
     return min((group.since for group in groups if group.since is not None), default=None)
 
 
 @dataclass(slots=True)
 class _Group:
-    """What is known of a group of pending records from the settlement."""
+    """The figures of a group of pending records, by the settlement."""
 
     records: int = 0
     partitions: int = 0
@@ -135,15 +177,15 @@ def _attempts_of(
 
 def _summed(
     kind: PendingKind, looked_at: Iterable[AttemptsAt], due: datetime | None
-) -> tuple[datetime | None, datetime | None, datetime | None, str | None]:
-    """Returns since when, last, due, and the last message. A record in flight waits since its last attempt."""
+) -> tuple[datetime | None, datetime | None, datetime | None, str | None, str | None]:
+    """Returns `since`, `last`, `due`, `message` and `place` of a Failure. In flight, `since` is the last attempt."""
     every = list(looked_at)
     if not every:
-        return None, None, due, None
+        return None, None, due, None, None
     in_flight = kind is PendingKind.IN_FLIGHT
     since = min(attempts.last_at if in_flight else attempts.first_at for attempts in every)
     last = max(every, key=lambda attempts: attempts.last_at)
-    return since, last.last_at, due, last.message
+    return since, last.last_at, due, last.message, last.place
 
 
 def _dead_failures(reading: LaneReading) -> list[Failure]:
@@ -164,14 +206,14 @@ def _dead_failures(reading: LaneReading) -> list[Failure]:
             Failure(
                 error_class, Outcome.DEAD.value, len(rows), len({(row["topic"], row["partition"]) for row in rows}),
                 attempts.number if attempts else 0, min(row["handled_at"] for row in rows), newest["handled_at"], None,
-                attempts.message if attempts else None,
+                attempts.message if attempts else None, attempts.place if attempts else None,
             )
         )  # fmt: skip
     return found
 
 
 def _dead_rows(reading: LaneReading, error_class: str | None, limit: int) -> Iterable[dict[str, Any]]:
-    """Returns decisions, newest first. They have attempt 0, by which statistics rule out the files of attempts."""
+    """Returns the decisions `dead`, newest first. Their attempt is 0, so statistics rule out the files of attempts."""
     return audit_rows(
         audit_root(),
         reading.name,
@@ -194,7 +236,9 @@ def failing_records(reading: LaneReading, kind: str, error_class: str) -> list[F
         offsets.setdefault(tp, []).append(offset)
     made = _attempts_of(reading, PendingKind(kind), offsets)
     return [
-        FailingRecord(tp, offset, state.attempts, found.last_at, state.due, found.message, None, found.first_at)
+        FailingRecord(
+            tp, offset, state.attempts, found.last_at, state.due, found.message, None, found.first_at, found.place
+        )
         if (found := made.get((tp, offset))) is not None
         else FailingRecord(tp, offset, state.attempts, None, state.due, None)
         for tp, offset, state in pending
@@ -202,7 +246,7 @@ def failing_records(reading: LaneReading, kind: str, error_class: str) -> list[F
 
 
 def _dead_records(reading: LaneReading, error_class: str) -> list[FailingRecord]:
-    """Returns the newest dead records. The decision names no error: it is that of the last attempt."""
+    """Returns the newest dead records, with the message of their last failed attempt: the decision has none."""
     rows = list(_dead_rows(reading, error_class, MOST_RECORDS))
     made: dict[tuple[int, TopicPartition, int], AttemptsAt] = {}
     store = store_of(reading.name, reading.lane)
@@ -223,7 +267,8 @@ def _dead_records(reading: LaneReading, error_class: str) -> list[FailingRecord]
         number, message, since = (
             (attempts.number, attempts.message, attempts.first_at) if attempts else (0, row["error_message"], None)
         )
-        records.append(FailingRecord(tp, row["offset"], number, row["handled_at"], None, message, turn, since))
+        place = attempts.place if attempts else None
+        records.append(FailingRecord(tp, row["offset"], number, row["handled_at"], None, message, turn, since, place))
     return records
 
 
@@ -255,7 +300,8 @@ def records_at_step(reading: LaneReading, step: str) -> list[FailingRecord]:
     return [
         FailingRecord(
             TopicPartition(row["topic"], row["partition"]), row["offset"], row["attempt"], row["handled_at"], None,
-            row["error_message"], TurnId(reading.name, reading.lane, row["epoch"], row["turn"]),
+            row["error_message"], TurnId(reading.name, reading.lane, row["epoch"], row["turn"]), None,
+            row["error_place"],
         )
         for row in rows
     ]  # fmt: skip

@@ -32,58 +32,63 @@ class Addresses:
 
     @property
     def index(self) -> str:
-        """All pipelines."""
+        """The address of the view of all pipelines."""
         return self.page
 
+    @property
+    def all_failures(self) -> str:
+        """The address of the view of the failures of all pipelines."""
+        return f"{self.page}failures"
+
     def pipeline(self, name: str, lane: str = LIVE, start: int = 0) -> str:
-        """Returns the view of a lane, with its partitions from number `start` on."""
+        """Returns the address of the view of a lane, with its partitions from number `start` on."""
         return self._of(name, "", lane=None if lane == LIVE else lane, start=start or None)
 
     def partition(self, reading: LaneReading, tp: TopicPartition) -> str:
-        """Returns the view of a partition."""
+        """Returns the address of the view of a partition."""
         return self._of(reading.name, "/partition", topic=tp.topic, partition=tp.partition, lane=reading.lane)
 
     def partition_of(self, turn: TurnId, tp: TopicPartition) -> str:
-        """Returns the view of a partition of the turn's lane."""
+        """Returns the address of the view of a partition in the turn's lane."""
         return self._of(turn.pipeline, "/partition", topic=tp.topic, partition=tp.partition, lane=turn.lane)
 
     def record(self, reading: LaneReading, tp: TopicPartition, offset: int) -> str:
-        """Returns the story of a record."""
+        """Returns the address of the view of a record."""
         where = {"topic": tp.topic, "partition": tp.partition, "offset": offset, "lane": reading.lane}
         return self._of(reading.name, "/record", **where)
 
     def record_form(self, name: str) -> str:
-        """Returns where the form that asks for an offset leads to."""
+        """Returns the address to which the form for an offset leads."""
         return self._of(name, "/record")
 
     def failures(self, reading: LaneReading, group: Failure) -> str:
-        """Returns the list of the records of a group."""
+        """Returns the address of the list of a group's records."""
         return self._of(
             reading.name, "/failures", kind=group.kind, error_class=group.error_class or None, lane=reading.lane
         )
 
     def step_failures(self, reading: LaneReading, step: str) -> str:
-        """Returns the list of the newest attempts that failed in a step."""
+        """Returns the address of the list of the newest attempts that failed in a step."""
         return self._of(reading.name, "/failures", kind=Outcome.FAILED.value, step=step, lane=reading.lane)
 
     def turn(self, turn: TurnId, step: int = 0) -> str:
-        """Returns the view of a turn, or of the one that is `step` turns later."""
+        """Returns the address of the view of a turn, or of the one that is `step` turns later."""
         return self._of(turn.pipeline, f"/turns/{turn.epoch}/{turn.n + step}", lane=turn.lane)
 
     def turn_of(self, reading: LaneReading, epoch: int, n: int) -> str:
-        """Returns the view of turn `n` of an epoch of the lane."""
+        """Returns the address of the view of turn `n` of an epoch of the lane."""
         return self._of(reading.name, f"/turns/{epoch}/{n}", lane=reading.lane)
 
     def run(self, reading: LaneReading, run_id: str) -> str:
-        """Returns the view of a run."""
+        """Returns the address of the view of a run."""
         return self._of(reading.name, "/run", run_id=run_id, lane=reading.lane)
 
     def dag(self, dag_id: str) -> str:
-        """Returns Airflow's page of a DAG."""
+        """Returns the address of Airflow's page of a DAG."""
         return f"{self.airflow}/dags/{quote(dag_id, safe='')}"
 
     def dag_run(self, name: str, run_id: str) -> str:
-        """Returns Airflow's page of a run of a pipeline's DAG."""
+        """Returns the address of Airflow's page of a run of a pipeline's DAG."""
         return f"{self.dag(f'replay__{name}')}/runs/{quote(run_id, safe='')}"
 
     def _of(self, name: str, path: str, **query: object) -> str:
@@ -92,7 +97,7 @@ class Addresses:
 
 
 RECENT_HOURS = 2
-"""Of how many hours the page offers a backfill."""
+"""The number of last hours for which the page offers a backfill."""
 BACKFILL, OPERATE = "backfill__", "operate__"
 """The prefixes of the DAGs that act on a pipeline. A link is shown only where Airflow has the DAG."""
 
@@ -119,22 +124,31 @@ class ActionMaker:
     dag_ids: Collection[str]
     addresses: Addresses
 
-    def of_pipeline(self, waiting: bool = True, recent: bool = True) -> list[ReadyAction]:
+    def of_pipeline(
+        self, waiting: bool = True, recent: bool = True, *, failing: bool = False, dead: bool = False,
+        paused: bool = False,
+    ) -> list[ReadyAction]:  # fmt: skip
         """Returns what an operator may do with the whole pipeline. `waiting` is whether a retry is pending, `recent`
-        whether there may be records of the last two hours."""
+        whether there may be records of the last two hours, `dead` whether a record is dead, `paused` whether every
+        partition is paused.
+
+        Of a pipeline that is `failing`, the pause comes first and the retry last: until its cause is mended, a retry
+        of everything uses up the attempts that are left.
+        """
         last_hours = {"all": True, "from": f"{RECENT_HOURS}h ago"}
         options = ["--all", "--from", f"{RECENT_HOURS}h ago"]
-        return [
-            *([self._retry("Retry everything that is pending now", [])] if waiting else []),
-            *([self._backfill("Backfill the last two hours", options, last_hours)] if recent else []),
-        ]
+        retry = [self._retry("Retry everything that is pending now", [])] if waiting else []
+        pause = [] if paused else [self._pause()]
+        redrive = [self._redrive("Handle the dead records again", None)] if dead else []
+        backfill = [self._backfill("Backfill the last two hours", options, last_hours)] if recent else []
+        return pause + redrive + backfill + retry if failing else retry + pause + redrive + backfill
 
     def of_partition(
         self, tp: TopicPartition, floor: int, complete_to: int, waiting: bool = True, pending: bool = True,
         log_start: int = 0,
     ) -> list[ReadyAction]:  # fmt: skip
-        """Returns what an operator may do with a partition: nothing that would change nothing. `waiting` is whether a
-        retry is pending, `pending` whether anything is. Nothing can be read below `log_start`."""
+        """Returns the actions that would change something in a partition. `waiting` is whether a retry is pending,
+        `pending` whether anything is. Nothing can be read below `log_start`."""
         start = max(floor, log_start)
         return [
             *([self._retry(f"Retry what is pending in {tp} now", [tp])] if waiting else []),
@@ -145,8 +159,8 @@ class ActionMaker:
     def of_record(
         self, tp: TopicPartition, offset: int, pending: bool, waiting: bool = True, exists: bool = True
     ) -> list[ReadyAction]:
-        """Returns what an operator may do with one record. One that the lane has not read, or that is not in the log,
-        can't be handled again: `exists` is whether it can."""
+        """Returns what an operator may do with one record. `exists` is whether the lane has read it and the log holds
+        it, so that a backfill can handle it again."""
         acts = []
         if pending:
             acts += [self._retry("Retry this record now", [tp], offsets=str(offset))] if waiting else []
@@ -157,9 +171,7 @@ class ActionMaker:
         """Returns what an operator may do with all records of an error class."""
         name = error_class or "no error class"
         if kind == "dead":
-            chosen = {"all": True, "outcome": "dead", "error_class": error_class}
-            options = ["--all", "--outcome", "dead", "--error-class", error_class]
-            return [self._backfill(f"Handle the dead records with {name} again", options, chosen)]
+            return [self._redrive(f"Handle the dead records with {name} again", error_class)]
         if kind != PendingKind.RETRY.value:
             return []  # an answer or a dead letter ends these; a retry chooses none of them
         return [self._retry(f"Retry what failed with {name} now", [], error_class=error_class)]
@@ -175,6 +187,18 @@ class ActionMaker:
         return self._action(
             title, effect, OPERATE, "skip", [*options, "--reason", "…"], {"action": "skip", "reason": "", **conf}
         )
+
+    def _pause(self) -> ReadyAction:
+        effect = "No run reads it until it is resumed. Pending records stay pending; retention goes on."
+        return self._action("Pause the pipeline", effect, OPERATE, "pause", [], {"action": "pause"})
+
+    def _redrive(self, title: str, error_class: str | None) -> ReadyAction:
+        """Returns the backfill of the dead records, of those of one error class if it is given."""
+        chosen = {} if error_class is None else {"error_class": error_class}
+        options = [] if error_class is None else ["--error-class", error_class]
+        effect = "A lane of its own handles the dead records again. It never touches the consumer group."
+        conf = {"all": True, "outcome": Outcome.DEAD.value, **chosen}
+        return self._action(title, effect, BACKFILL, "dead", ["--redrive", *options], conf)
 
     def _backfill(self, title: str, options: list[str], conf: dict[str, Any]) -> ReadyAction:
         effect = "A lane of its own reads these records again. It never touches the consumer group."

@@ -6,6 +6,7 @@ a record, an error or an operator wrote can run or load anything.
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ackline.audit.history import TurnTotals
 from ackline.ledger.explain import (
     OffsetExplanation,
     PartitionEvidence,
@@ -26,12 +28,12 @@ from ackline.ledger.metrics import StepFigures, mean_and_max
 from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import PendingKind
+from ackline.ledger.states import NEW_FAILED, NEW_RECORDS, State
 from ackline.pipeline.topology import Topology
-from ackline.tables.history import TurnTotals
 from ackline.ui import charts
-from ackline.ui.failing import MOST_RECORDS, FailingRecord, Failure
-from ackline.ui.health import Health, PartitionReading, worst_first
+from ackline.ui.failing import MOST_RECORDS, FailingRecord, Failure, FailureEverywhere
 from ackline.ui.links import Addresses, ReadyAction, dead_command
+from ackline.ui.partition import PartitionReading, worst_first
 from ackline.ui.readings import LAST_TURNS, LaneReading, TurnReading
 from ackline.ui.step_chart import step_picture
 
@@ -64,24 +66,34 @@ POLICY = (
 def index(
     readings: Sequence[LaneReading | tuple[str, str]], addresses: Addresses, now: datetime, more: str | None
 ) -> str:
-    """Returns the view of all pipelines, the worst first: those that need a person, those with dead records of the last
-    day, then the others. (name, error) stands for one that can't be read, which comes before all."""
-    order = list(Health)
+    """Returns the view of all pipelines, the worst first: (name, error) of those that can't be read,
+    those that are losing, stuck or failing, those with dead records of the last day, and the others."""
     lanes = [reading for reading in readings if isinstance(reading, LaneReading)]
 
     def place(lane: LaneReading) -> tuple[int, bool, int, int, str]:
-        health = order.index(lane.health)
-        urgent = health if health >= order.index(Health.STUCK) else 0
-        return (-urgent, not lane.dead, -health, -lane.lag, lane.name)
+        state = lane.state
+        return (min(state.rank, State.UNKNOWN.rank), not lane.dead, state.rank, -(lane.lag or 0), lane.name)
 
     lanes.sort(key=place)
-    count = {health: sum(lane.newest is not None and lane.health is health for lane in lanes) for health in Health}
+    count = Counter(lane.state for lane in lanes if lane.newest is not None)
     return _render(
         "index.html", "Pipelines", addresses, refresh=True, readings=lanes, now=now, more=more,
         broken=[reading for reading in readings if isinstance(reading, tuple)],
-        healths=[(health, number) for health, number in count.items() if number],
+        states=[(state, count[state]) for state in State if count[state]],
         dead=sum(lane.dead for lane in lanes),
         sparkline=lambda lane: charts.sparkline([turn.outcomes for turn in lane.turns if turn.turn.n]),
+    )  # fmt: skip
+
+
+def all_failures(
+    groups: Sequence[FailureEverywhere], broken: Sequence[tuple[str, str]], addresses: Addresses, now: datetime,
+    more: str | None,
+) -> str:  # fmt: skip
+    """Returns the view of the failing records of several pipelines, by error class and place. `broken` are (name,
+    error) of those that can't be read."""
+    return _render(
+        "all_failures.html", "Failures", addresses, refresh=True, groups=groups, broken=broken, now=now, more=more,
+        records=sum(group.records for group in groups),
     )  # fmt: skip
 
 
@@ -125,11 +137,10 @@ def partition(
     evidence = PartitionEvidence(
         part.tp, part.floor, part.held_by, part.log_start, part.log_end, None, reading.now, part.why
     )
-    reached = part.reached_by_retention
+    reached = part.signals.retention_at
     pace = None
     if reached is not None and reached > reading.now:  # the sentence states what is gone already
-        moment = moment_text(reached, reading.now)
-        pace = f"At its pace of the last turns, the log start reaches the floor at {moment}."
+        pace = f"Retention may take offset {part.floor} at {moment_text(reached, reading.now)}."
     pending = part.settled.state.pending
     return _render(
         "partition.html", f"{part.tp} · {reading.name}", addresses, refresh=True, reading=reading, part=part,
@@ -143,7 +154,7 @@ def failing(
     reading: LaneReading, kind: str, error_class: str, records: Sequence[FailingRecord], actions: Sequence[ReadyAction],
     addresses: Addresses, group: Failure | None = None, step: str = "",
 ) -> str:  # fmt: skip
-    """Returns the list of the records that fail with an error class, of which `group` counts all; with `step`, of the
+    """Returns the view of the records that fail with an error class, of which `group` counts all; with `step`, of the
     newest attempts that failed in it."""
     failed = [one for one in records if one.at is not None]
     name = f"failed in {step}" if step else error_class or NO_CLASS.get(kind, "no error class")
@@ -159,7 +170,7 @@ def record(
     reading: LaneReading, tp: TopicPartition, offset: int, explained: OffsetExplanation | None,
     actions: Sequence[ReadyAction], addresses: Addresses, letter_topic: str | None = None,
 ) -> str:  # fmt: skip
-    """Returns the story of a record. `letter_topic` is the topic of the dead letters of the turn that gave it up."""
+    """Returns the view of a record. `letter_topic` is the topic of the dead letters of the turn that gave it up."""
     is_dead = explained is not None and explained.state == Outcome.DEAD.value
     decided = [event for event in explained.events if event.outcome is Outcome.DEAD] if explained is not None else []
     return _render(
@@ -205,14 +216,14 @@ def _render(template: str, title: str, addresses: Addresses, refresh: bool = Fal
 
 
 def _finalize(value: object) -> object:
-    """Returns what is written for a value. What the page itself has made is Markup, and stays as it is."""
+    """Returns the text that a template writes for a value. Markup, which the page itself has made, stays as it is."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return value.translate(_VISIBLE)
     return "" if value is None else value
 
 
 def _cut(text: str | None) -> str:
-    """Returns the start of a text from outside, which may be of any length."""
+    """Returns at most SHOWN_TEXT characters of a text from outside."""
     return "" if text is None else text if len(text) <= SHOWN_TEXT else f"{text[:SHOWN_TEXT]}…"
 
 
@@ -224,6 +235,12 @@ def _in_order(counts: Mapping[str, int]) -> Iterable[tuple[str, int]]:
     known = [name for name in charts.OUTCOME_ORDER if counts.get(name)]
     others = sorted(name for name, number in counts.items() if number and name not in charts.OUTCOME_ORDER)
     return [(name, counts[name]) for name in known + others]
+
+
+def _new_failed(metrics: Mapping[str, float]) -> str:
+    """Returns the share of a turn's new records that failed, with their number."""
+    new = metrics[NEW_RECORDS]
+    return f"{metrics.get(NEW_FAILED, 0) / new:.1%} of {_count(new)}"
 
 
 def _offsets(ranges: Iterable[ValuedRange[Any]]) -> int:
@@ -252,5 +269,6 @@ _environment.filters |= {
     "in_order": _in_order,
     "letter": lambda place: " offset ".join(place.rsplit(" ", 1)),
     "moment": lambda time: f"{time:%Y-%m-%d %H:%M:%S} UTC",
+    "new_failed": _new_failed,
     "offsets": _offsets,
 }

@@ -1,30 +1,17 @@
 """Reads what the page shows from the tables alone. It needs no broker and loads no handler. All reads are bounded.
 
-What a lane stands still for, only the checks of a run find out, for they ask the broker. A run that stops leaves a note
-of it, which is read here; the state of the tables adds what no run has met yet.
+Only the checks of a run find out why a lane stands still, because they query the broker. A run that stops stores a note
+of the reason, which is read here. The tables also show reasons that no run has met yet.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property, lru_cache
 
 from ackline.airflow.connections import use_audit_connection
-from ackline.errors import AcklineError, LedgerError
-from ackline.ledger.commit_rule import CommitMetadata
-from ackline.ledger.explain import OffsetExplanation, explain_offset
-from ackline.ledger.metrics import StepFigures
-from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.outcomes import Outcome
-from ackline.ledger.pending import PendingKind
-from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
-from ackline.pipeline.arguments import id_of
-from ackline.pipeline.folder import audit_root, load_pipeline, pipelines_folder
-from ackline.pipeline.outputs import OutputsOfTurn
-from ackline.pipeline.pipeline import TurnSettings
-from ackline.pipeline.topology import Topology
-from ackline.scrub import scrub_address
-from ackline.tables.history import (
+from ackline.audit.history import (
     TurnTotals,
     dead_since,
     delta_versions,
@@ -33,10 +20,26 @@ from ackline.tables.history import (
     recent_turns,
     step_figures,
 )
+from ackline.errors import AcklineError, LedgerError
+from ackline.lane.ways_out import StandsStill, paused_partitions, unpublished_rows
+from ackline.ledger.commit_rule import CommitMetadata
+from ackline.ledger.explain import OffsetExplanation, explain_offset
+from ackline.ledger.metrics import StepFigures
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.ledger.pending import PendingKind
+from ackline.ledger.published import OutputsOfTurn
+from ackline.ledger.states import State, worst_state
+from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId
+from ackline.pipeline.folder import audit_root, load_pipeline, pipelines_folder
+from ackline.pipeline.pipeline import TurnSettings
+from ackline.pipeline.topology import Topology
+from ackline.pipeline.warnings import overdue_at
+from ackline.scrub import scrub_address
 from ackline.tables.layout import LeaseFile, holder_of, lanes_of, stopped_run
 from ackline.tables.lease import Holder, HolderState, StoppedRun
 from ackline.tables.store import LedgerStore
-from ackline.ui.health import OPEN_TOO_LONG, Health, PartitionReading, worst
+from ackline.ui.partition import OPEN_TOO_LONG, PartitionReading
 
 LAST_TURNS = 60
 """How many turns the charts and the table of turns show at most."""
@@ -45,23 +48,12 @@ FEW_TURNS = 24
 
 
 DEAD_WITHIN = timedelta(days=1)
-"""Of which time the list of all pipelines counts dead records."""
+"""The list of all pipelines counts the records that died within this time."""
 PUBLISHING = timedelta(minutes=1)
 """After this time a settled turn whose rows are not in its output tables stands still."""
 
 
-@dataclass(frozen=True, slots=True)
-class StandsStill:
-    """What a lane stands still for: the class of an error or a state, a sentence, and the command that ends it."""
-
-    reason: str
-    sentence: str
-    command: str
-    at: datetime | None = None
-    """When a run has stopped with it; None for a state of the tables."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, which a cached property can not have
 class LaneReading:
     """A lane of a pipeline after its newest turn. `newest` is None if it has not run."""
 
@@ -78,60 +70,47 @@ class LaneReading:
     stopped: StoppedRun | None = None
     """Why the last run has stopped; None if a turn was settled since."""
     unpublished: tuple[str, ...] = ()
-    """The output tables that rows of the newest turn are not yet in."""
+    """The output tables that do not have the rows of the newest turn yet."""
     dead: int = 0
     """The records that died within the last day."""
 
     @property
     def stands_still(self) -> StandsStill | None:
-        """What the lane stands still for, as far as its tables and its last run tell; None if it goes on."""
+        """Why the lane stands still, by its tables and the note of its last run; None if it does not."""
         if self.stopped is not None:
-            note = self.stopped
-            return StandsStill(note.reason, note.sentence, note.command, note.at)
+            return StandsStill(self.stopped.reason, self.stopped.sentence, self.stopped.command)
         if self.newest is None:
             return None
         if self.unpublished and self.now - self.newest.settled_at > PUBLISHING:
-            sentence = (
-                f"Turn {self.newest.turn.n} is settled, and its rows are not yet in {', '.join(self.unpublished)}. The "
-                f"group is not committed before."
-            )
-            again = f"run {self.name}" if self.lane == LIVE else f"backfill {self.name} --id {id_of(self.lane)}"
-            return StandsStill("Unpublished", sentence, f"ackline {again}")
-        if self.is_paused:
-            sentence = "All its partitions are paused, so a run reads nothing."
-            return StandsStill("Paused", sentence, f"ackline resume {self.name}")
-        return None
+            return unpublished_rows(self.newest.turn, self.unpublished)
+        return paused_partitions(self.newest.turn) if self.is_paused else None
 
     @property
     def is_paused(self) -> bool:
         """Whether an operator has paused each of its partitions."""
         return bool(self.partitions) and all(part.settled.paused for part in self.partitions)
 
-    @property
-    def health(self) -> Health:
+    @cached_property
+    def state(self) -> State:
         """The worst of its partitions, and STUCK if no run moves it: the last one has stopped with an error that comes
         again, rows wait for their output table, or a plan stays open although no process replays it."""
-        healths = [partition.health for partition in self.partitions]
+        states = [partition.state for partition in self.partitions]
         settled = self.now - self.newest.settled_at if self.newest is not None else OPEN_TOO_LONG
         if self.stopped is not None and (self.stopped.lasting or settled >= OPEN_TOO_LONG):
-            healths.append(Health.STUCK)
+            states.append(State.STUCK)
         if self.unpublished and settled > PUBLISHING:
-            healths.append(Health.STUCK)
+            states.append(State.STUCK)
         # A long Spark job renews its lease to its end, so its turn is not stuck, however long ago it was planned.
         is_replayed = self.holder is not None and self.holder.state is HolderState.ACTIVE
         if self.open_plan is not None and not is_replayed and self.now - self.open_plan.planned_at > OPEN_TOO_LONG:
-            healths.append(Health.STUCK)
-        return worst(healths)
+            states.append(State.STUCK)
+        return worst_state(states)
 
     @property
-    def healths(self) -> Mapping[Health, int]:
-        """How many partitions have each health."""
-        return Counter(partition.health for partition in self.partitions)
-
-    @property
-    def lag(self) -> int:
-        """The sum over all partitions, in offsets."""
-        return sum(partition.lag for partition in self.partitions)
+    def lag(self) -> int | None:
+        """The lag of all partitions together, in offsets; None if that of none is known."""
+        known = [partition.lag for partition in self.partitions if partition.lag is not None]
+        return sum(known) if known else None
 
     @property
     def pending(self) -> Mapping[PendingKind, int]:
@@ -154,19 +133,14 @@ class LaneReading:
 
     @property
     def lag_seconds(self) -> float | None:
-        """The age of the oldest record that is not settled; None if it is not known."""
+        """The age of the oldest record that is not settled, in seconds; None if it is not known."""
         ages = [(partition.settled.metrics or {}).get("lag_seconds") for partition in self.partitions]
         return max((age for age in ages if age is not None), default=None)
 
     @property
-    def knows_retention(self) -> bool:
-        """Whether a log start is known at two turns, so that its pace is."""
-        return any(part.log_start is not None and part.earlier_log_start is not None for part in self.partitions)
-
-    @property
     def reached_by_retention(self) -> tuple[TopicPartition, datetime] | None:
-        """The partition whose floor retention reaches first, and when."""
-        reached = [(when, part.tp) for part in self.partitions if (when := part.reached_by_retention) is not None]
+        """The partition whose floor retention reaches first, and when; None if it is not known."""
+        reached = [(when, part.tp) for part in self.partitions if (when := part.signals.retention_at) is not None]
         return (min(reached)[1], min(reached)[0]) if reached else None
 
 
@@ -183,7 +157,7 @@ class TurnReading:
 
     @property
     def outcomes(self) -> Mapping[str, int]:
-        """The offsets of the turn by outcome."""
+        """How many offsets of the turn have each outcome."""
         total: Counter[str] = Counter()
         for settled in self.settlement.partitions.values() if self.settlement else ():
             total.update(settled.counts)
@@ -196,14 +170,45 @@ def lanes_with_tables(name: str) -> list[str]:
     return [lane.lane for lane in lanes_of(audit_root(), name)]
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredLane:
+    """What the tables of a lane hold. It changes with a commit alone."""
+
+    newest: Settlement
+    plan: Plan | None
+    turns: Sequence[TurnTotals]
+    partitions: Sequence[PartitionReading]
+    """As of the time when they were read, by a lane that commits nothing."""
+    ledger: str
+
+
+@lru_cache(maxsize=256)
+def _stored_lane(root: str, name: str, lane: str, turns: int, versions: Hashable) -> _StoredLane | None:
+    """Returns what the tables of a lane hold at these `versions`; None if the lane has not run.
+
+    Each open page asks for every pipeline four times a minute, and most of them have not changed.
+    """
+    store = LedgerStore(root, name, lane)
+    newest = store.newest()
+    if newest is None:
+        return None
+    totals, plan = recent_turns(store, newest.turn, len(newest.partitions), turns), store.open_plan(newest)
+    return _StoredLane(newest, plan, totals, _partitions(store, newest, totals, plan), store.ledger_id())
+
+
+@lru_cache(maxsize=256)
+def _dead_since(root: str, name: str, lane: str, versions: Hashable, since: datetime) -> int:
+    return dead_since(LedgerStore(root, name, lane), since)
+
+
 def read_lane(name: str, lane: str = LIVE, turns: int = LAST_TURNS) -> LaneReading:
     """Returns a lane after its newest turn. Raises FatalError if the tables can't be read."""
     store, now = store_of(name, lane), datetime.now(UTC)
-    newest = store.newest()
-    if newest is None:
+    versions = store.versions()
+    stored = _stored_lane(store.root, name, lane, turns, versions)
+    if stored is None:
         return LaneReading(name, lane, None, None, (), (), now, stopped=stopped_run(store.folder, None))
-    totals = recent_turns(store, newest.turn, len(newest.partitions), turns)
-    plan = store.open_plan(newest)
+    newest, plan = stored.newest, stored.plan
     holder = holder_of(LeaseFile(store.folder), plan.turn, now) if plan is not None else None
     # A run that works on the lane, or has planned a turn since, has passed what the one before has stopped with.
     goes_on = holder is not None and holder.state is HolderState.ACTIVE
@@ -215,10 +220,14 @@ def read_lane(name: str, lane: str = LIVE, turns: int = LAST_TURNS) -> LaneReadi
         unpublished = tuple(map(scrub_address, tables)) or ("its output tables",)
     own = None
     if lane == LIVE and not unpublished:
-        own = CommitMetadata(store.ledger_id(), name, newest.turn.epoch, newest.turn.n)
-    partitions = _partitions(store, newest, totals, now, plan, own)
-    dead = dead_since(store, now - DEAD_WITHIN)
-    return LaneReading(name, lane, newest, plan, totals, partitions, now, holder, stopped, unpublished, dead)
+        own = CommitMetadata(stored.ledger, name, newest.turn.epoch, newest.turn.n)
+    overdue = _overdue_at(name, lane, newest.settled_at)
+    late = overdue is not None and now > overdue
+    partitions = [replace(part, now=now, own=own, is_overdue=late) for part in stored.partitions]
+    # To five minutes, so that views in a row read it once. It counts too many for a moment, and never too few.
+    since = (now - DEAD_WITHIN).replace(minute=now.minute // 5 * 5, second=0, microsecond=0)
+    dead = _dead_since(store.root, name, lane, versions, since)
+    return LaneReading(name, lane, newest, plan, stored.turns, partitions, now, holder, stopped, unpublished, dead)
 
 
 def read_lanes(names: Iterable[str]) -> list[LaneReading | tuple[str, str]]:
@@ -236,12 +245,10 @@ def _partitions(
     store: LedgerStore,
     newest: Settlement,
     turns: Sequence[TurnTotals],
-    now: datetime,
     open_plan: Plan | None,
-    own: CommitMetadata | None,
 ) -> list[PartitionReading]:
     planned = _any_plan(store, newest.turn)  # None for a turn without one, such as a first genesis
-    if planned is not None and planned.kind is not TurnKind.RUN:
+    if planned is not None and not planned.kind.replays:
         planned = None
     measured = [turn for turn in turns if turn.metrics]  # a genesis has none
     earlier = measured[0] if measured else None
@@ -251,8 +258,9 @@ def _partitions(
     return [
         PartitionReading(
             tp, settled, planned.partitions[tp].why if planned and tp in planned.partitions else None,
-            starts.get(tp), elapsed, max(0, len(measured) - 1), newest.settled_at, now,
-            own, seen.offset if tp in found and (seen := found[tp].committed) is not None else None,
+            starts.get(tp), elapsed, max(0, len(measured) - 1), newest.settled_at,
+            newest.settled_at, None,
+            seen.offset if tp in found and (seen := found[tp].committed) is not None else None,
         )
         for tp, settled in sorted(newest.partitions.items())
     ]  # fmt: skip
@@ -284,6 +292,15 @@ def read_steps(reading: LaneReading) -> StepFigures | None:
         return None
     figures = step_figures(store_of(reading.name, reading.lane), reading.newest.turn)
     return figures if figures.steps else None
+
+
+def _overdue_at(name: str, lane: str, settled_at: datetime) -> datetime | None:
+    """Returns when the schedule of a live lane has passed over too many runs; None without one, or if the file can't be
+    read."""
+    try:
+        return overdue_at(load_pipeline(pipelines_folder(), name).schedule, settled_at) if lane == LIVE else None
+    except AcklineError:
+        return None
 
 
 def read_topology(name: str) -> Topology | None:

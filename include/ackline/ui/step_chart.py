@@ -1,8 +1,8 @@
 """Draws the steps of a pipeline as SVG: source, then each step behind those that it takes from, then the outputs. Pure.
 
 The figures are those that settlements store: of each step, and not of each stream. All arrows into a step meet before
-it, and there stand its tuples, the time of a call, and how many failed. An arrow into an output has the tuples where it
-is the only one out of its step. What fails is red.
+it. The labels there are its tuples, the time of a call, and how many tuples failed. An arrow into an output has a
+number of tuples if it is the only one out of its step. Failures are red.
 """
 
 from collections import Counter
@@ -20,13 +20,13 @@ BOX, TALL, GAP, ROW = 150, 50, 150, 92
 SHOWN_NAME = 17
 """The most characters of a name in a box."""
 _AWAY, _CHANNEL = 14, 12
-"""How far behind a box its arrows turn, and how far below each other arrows run that pass by a column."""
+"""How far behind a box its arrows turn, and the distance of arrows that pass below a column, in pixels."""
 
 Place = tuple[int, int]
 
 
 def step_picture(figures: StepFigures, topology: Topology | None, address: Callable[[str], str]) -> Markup:
-    """Returns the picture. Without a topology, which the pipeline file has, the steps have no arrows between them.
+    """Returns the picture of the steps; without the pipeline file's topology, there are no arrows between them.
 
     `address` returns where a click on a step with failures leads.
     """
@@ -102,13 +102,13 @@ def _arrow(start: Place, end: Place, is_red: bool, channel: int | None) -> Marku
 
 
 def _tip(place: Place, is_red: bool) -> Markup:
-    """Returns the tip of all arrows into a box."""
+    """Returns the arrow head at the left edge of a box, where all arrows into the box end."""
     x, y = place[0], place[1] + TALL // 2
     return Markup('<path class="tip{}" d="M{} {} l-8 -5 v10 z"/>').format(" bad" if is_red else "", x, y)
 
 
 def _labels(name: str, place: Place, done: StepCounts) -> Markup:
-    """Returns what stands at the arrow into a step: tuples above it, the time of a call and failures below it."""
+    """Returns the labels at the arrow into a step: tuples above it, the time of a call and failures below it."""
     x, y = place[0] - 12, place[1] + TALL // 2
     mean = mean_and_max(done.execute)["mean"]
     below = [("", f"{mean:.3g} ms a call")] if mean is not None else []

@@ -1,4 +1,4 @@
-"""The command `python -m ackline.verify`."""
+"""The command `python -m ackline.verify`: parses the arguments, and prints the report as text or as JSON."""
 
 import argparse
 import json

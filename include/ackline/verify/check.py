@@ -15,7 +15,7 @@ from ackline.verify import judge_endings, judge_floors, judge_outcomes, judge_tu
 from ackline.verify.evidence import DeadLetter, Evidence, Findings, Log, OutputTable, TopicPartition, Unreadable
 from ackline.verify.judge_endings import calls_by_partition, judge_calls, judge_dead_letters
 from ackline.verify.judge_floors import judge_commits
-from ackline.verify.judge_outputs import judge_outputs, not_judged
+from ackline.verify.judge_outputs import judge_outputs, why_not_judged
 from ackline.verify.judge_turns import judge_settled
 from ackline.verify.lane_history import LaneHistory, PartitionHistory
 from ackline.verify.read_kafka import (
@@ -57,11 +57,16 @@ def make_report(lane: LaneHistory, violations: list[str]) -> Report:
     totals: Counter[str] = Counter()
     for counts in topics.values():
         totals.update(counts)
-    return Report(violations, dict(totals), topics, not_judged(lane))
+    not_judged = [
+        f"the rows of output table {table.name}: {why}. The checker did judge whether each turn is published"
+        for table in lane.evidence.outputs
+        if (why := why_not_judged(lane, table)) is not None
+    ]
+    return Report(violations, dict(totals), topics, not_judged)
 
 
 def count_topic(lane: LaneHistory, topic: str) -> dict[str, int]:
-    """Return the counts of one topic."""
+    """Return the counts of one topic in the newest epoch, by the words that `Report` describes."""
     counts = Counter(dict.fromkeys(("records", *TERMINAL, "pending", "attempts", "failed"), 0))
     for tp, log in lane.evidence.logs.items():
         if tp.topic == topic:
@@ -109,9 +114,7 @@ LANE_RULES: tuple[Callable[[LaneHistory, Findings], None], ...] = (
 PARTITION_RULES: tuple[Callable[[PartitionHistory, Findings], None], ...] = (
     judge_outcomes.check_rows_are_well_formed,
     judge_floors.check_floor_is_lowest_pending,
-    judge_floors.check_floor_never_falls,
-    judge_floors.check_complete_to_never_falls,
-    judge_floors.check_void_turns_change_nothing,
+    judge_floors.check_each_turn_goes_on_from_the_one_before,
     judge_turns.check_nothing_is_passed_over,
     judge_turns.check_first_attempts_are_planned,
     judge_outcomes.check_no_outcome_is_stored_twice,
@@ -141,7 +144,7 @@ PARTITION_RULES: tuple[Callable[[PartitionHistory, Findings], None], ...] = (
 
 
 def judge(evidence: Evidence, *, max_retries: int | None = None, settled: bool = False) -> Report:
-    """Return what does not hold in `evidence`.
+    """Return a report of what does not hold in `evidence`.
 
     With `max_retries`, the number of attempts is judged, too; None: the pipeline has no single limit. With `settled`,
     nothing may be open, pending or behind.
@@ -228,12 +231,20 @@ def _output_tables(
     plans: pa.Table,
     ledger: str | None,
 ) -> list[OutputTable]:
-    """Return the output tables that `plans` name. A table of which no rows were read is of a plan stored since."""
-    names = named_in_plans(plans)
-    published = outputs.read_published(names, named_in_settlements(settlements))
+    """Return the output tables that `plans` or `settlements` name. If `rows` lacks a table, its plan was stored later,
+    or settlements have another name for it than plans."""
+    tables, ids = named_in_settlements(settlements)
+    names = sorted({*named_in_plans(plans), *tables})
+    published, tables_of = outputs.read_published(names, ids), {name: outputs.transactions(name) for name in names}
     return [
-        OutputTable(name, rows.get(name, SCHEMA.empty_table()), published[name], outputs.foreign_writer(name, ledger))
-        for name in names
+        OutputTable(
+            name,
+            rows.get(name, SCHEMA.empty_table()),
+            published[name],
+            outputs.foreign_writer(transactions, ledger),
+            transactions,
+        )
+        for name, transactions in tables_of.items()
     ]
 
 

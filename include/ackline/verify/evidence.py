@@ -1,6 +1,6 @@
 """The evidence that the checker judges: plain data, as it was read from Kafka, the tables and the journal.
 
-With it stand the arithmetic on arrays of offsets and half-open ranges, and the sentences about what does not hold, in
+Here are also the arithmetic on arrays of offsets and half-open ranges, and the sentences about what does not hold, in
 the form `I4 orders[0] offset 7: …`.
 """
 
@@ -118,19 +118,42 @@ class DeadLetter:
         return TopicPartition(self.topic, self.partition)
 
 
+Turn = tuple[int, int]
+"""An epoch and the number of a turn."""
+_IDENTITY_BITS, _TURN_BITS = 24, 27
+"""The version of a transaction id is the epoch, then the turn in so many bits, then what the turn publishes."""
+
+
+def turn_of(version: int) -> Turn:
+    """Return the epoch and the turn that the version of a transaction id of an output table names."""
+    return divmod(version >> _IDENTITY_BITS, 1 << _TURN_BITS)
+
+
 @dataclass(frozen=True, slots=True)
 class OutputTable:
-    """An output table by its name or URI in the pipeline file.
+    """An output table by its name or URI in the pipeline file, or in a settlement.
 
-    `rows` are those of the lane, with the columns of `read_outputs.SCHEMA`. `published` maps each transaction id that a
-    settlement names to the newest turn under it in the log of the table; 0 if no turn is there. `foreign_writer` is
+    `rows` are those of the lane, with the columns of `read_tables.SCHEMA`. `published` maps each transaction id that a
+    settlement names to the epoch and the newest turn under it in the table's log; (0, 0) for none. `foreign_writer` is
     another pipeline or ledger that has published rows of a lane of the same name; then `rows` may hold its rows, too.
+    `transactions` has by transaction id the versions in the entries of the log that are there, ascending.
     """
 
     name: str
     rows: pa.Table
-    published: Mapping[str, int]
+    published: Mapping[str, Turn]
     foreign_writer: str | None = None
+    transactions: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def has_turn(self, application: str, turn: Turn, number: int) -> bool:
+        """Return whether the log has a turn, which `number` names, or a later one of its epoch.
+
+        Entries that reach back to before the turn prove it. Without these, a later turn of any epoch stands for it.
+        """
+        versions = self.transactions.get(application, ())
+        if not versions or versions[0] > number:
+            return self.published.get(application, (0, 0)) >= turn
+        return any(turn <= each < (turn[0] + 1, 0) for each in map(turn_of, versions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +163,7 @@ class Evidence:
     `ledger` is the id of the table `settlements`; None: commits of any ledger of the pipeline are taken as its own.
     `letters` are the dead letters of the pipeline, of all lanes; None if the pipeline writes no dead letters. `calls`
     has the columns topic, partition, offset and attempt, and holds the handler calls of this lane only; None if there
-    is no journal. `outputs` are the output tables that any plan names.
+    is no journal. `outputs` are the output tables that any plan or settlement names.
     """
 
     pipeline: str
@@ -156,7 +179,7 @@ class Evidence:
 
     @property
     def planned(self) -> pa.Table:
-        """The rows of `plans` that are a part of a plan."""
+        """The rows of `plans` that plan a partition. The others are markers."""
         return self.plans.filter(pc.is_valid(self.plans["topic"]))
 
     def marked(self, kind: str) -> set[tuple[int, int]]:

@@ -212,7 +212,6 @@ def judge_dead_letters(lane: LaneHistory, max_retries: int | None, found: Findin
 
 
 def _keys(rows: OutcomeRows) -> Ints:
-    """Return offset and attempt of each row as one number."""
     return (rows.offset << ATTEMPT_BITS) + rows.attempt
 
 

@@ -6,13 +6,11 @@ epoch and a turn.
 
 import json
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
-from ackline.verify.evidence import NEVER, Evidence, Findings, Ints, Log, TopicPartition, count_covering
+from ackline.verify.evidence import NEVER, Evidence, Findings, Ints, Log, TopicPartition, Turn, count_covering
 from ackline.verify.lane_history import LaneHistory, PartitionHistory
-from ackline.verify.rows import OffsetTurns
 
 
 def check_floor_is_lowest_pending(partition: PartitionHistory, found: Findings) -> None:
@@ -24,8 +22,11 @@ def check_floor_is_lowest_pending(partition: PartitionHistory, found: Findings) 
             found.add_offsets("I4", what, partition.tp, [settlement.floor])
 
 
-def check_floor_never_falls(partition: PartitionHistory, found: Findings) -> None:
-    """I3: no turn lowers the floor of an epoch, and each turn continues from the floor of the turn before it."""
+def check_each_turn_goes_on_from_the_one_before(partition: PartitionHistory, found: Findings) -> None:
+    """I3: no turn lowers the floor or complete_to of an epoch, and each continues from the floor of the turn before it.
+
+    I11: a void turn keeps both.
+    """
     for before, settlement in pairwise(partition.settlements):
         if settlement.floor < before.floor:
             what = f"turn {settlement.turn} ({settlement.kind}) lowers the floor from {before.floor}"
@@ -33,19 +34,9 @@ def check_floor_never_falls(partition: PartitionHistory, found: Findings) -> Non
         if settlement.old_floor != before.floor:
             what = f"is the old floor of turn {settlement.turn}, but turn {before.turn} left the floor {before.floor}"
             found.add_offsets("I3", what, partition.tp, [settlement.old_floor])
-
-
-def check_complete_to_never_falls(partition: PartitionHistory, found: Findings) -> None:
-    """I3: no turn lowers the complete_to of an epoch."""
-    for before, settlement in pairwise(partition.settlements):
         if settlement.complete_to < before.complete_to:
             what = f"turn {settlement.turn} lowers complete_to from {before.complete_to}"
             found.add_offsets("I3", what, partition.tp, [settlement.complete_to])
-
-
-def check_void_turns_change_nothing(partition: PartitionHistory, found: Findings) -> None:
-    """I11: a void turn keeps the floor and complete_to of the turn before it."""
-    for before, settlement in pairwise(partition.settlements):
         same = (settlement.floor, settlement.complete_to) == (before.floor, before.complete_to)
         if settlement.kind == "void" and not same:
             what = f"turn {settlement.turn} is void, but changes the floor or complete_to"
@@ -77,7 +68,7 @@ def check_pending_offsets_after_each_turn(partition: PartitionHistory, found: Fi
     """I4: after each turn, exactly the offsets that have an outcome but no terminal one are pending."""
     turns = partition.offset_turns
     waited = turns.settled > turns.first
-    unsettled = OffsetTurns(turns.offset[waited], turns.first[waited], turns.settled[waited], turns.tried[waited])
+    unsettled = turns.where(waited)
     for settlement in partition.settlements:
         turn, pending = settlement.turn, settlement.pending
         unread = pending.where(pending.attempts == 0)
@@ -105,15 +96,8 @@ def _turns_that_pass(offsets: Ints, bounds: list[tuple[int, int]]) -> Ints:
     return turns[np.searchsorted(highest, offsets, "right")]
 
 
-class NamedTurn(NamedTuple):
-    """The turn that the metadata of a commit names."""
-
-    epoch: int
-    turn: int
-
-
-def named_turn(log: Log, pipeline: str, ledger: str | None) -> NamedTurn | None:
-    """Return the turn that the commit names; None if it is of another pipeline or ledger, or not of Ackline at all.
+def named_turn(log: Log, pipeline: str, ledger: str | None) -> Turn | None:
+    """Return the turn that a commit names; None if it is of another pipeline or ledger, or not of Ackline at all.
 
     With `ledger` None, a commit of any ledger of the pipeline is accepted.
     """
@@ -121,12 +105,12 @@ def named_turn(log: Log, pipeline: str, ledger: str | None) -> NamedTurn | None:
         metadata = json.loads(log.metadata)
         if metadata["pipeline"] != pipeline or ledger not in (None, metadata["ledger"]):
             return None
-        return NamedTurn(int(metadata["epoch"]), int(metadata["n"]))
+        return int(metadata["epoch"]), int(metadata["n"])
     except (ValueError, TypeError, KeyError):
         return None
 
 
-def own_turn(evidence: Evidence, log: Log) -> NamedTurn | None:
+def own_turn(evidence: Evidence, log: Log) -> Turn | None:
     """Return the turn that the commit names; None if it is not a commit of the pipeline and ledger that are judged."""
     return named_turn(log, evidence.pipeline, evidence.ledger)
 
@@ -144,12 +128,13 @@ def check_commit_is_the_floor(lane: LaneHistory, tp: TopicPartition, log: Log, f
     named = own_turn(lane.evidence, log)
     if named is None or log.committed is None:
         return
-    partition = lane.partition(named.epoch, tp)
-    floor = floor_after(partition, named.turn)
-    if log.committed == claimed_offset(partition, named.turn):
+    epoch, turn = named
+    partition = lane.partition(epoch, tp)
+    floor = floor_after(partition, turn)
+    if log.committed == claimed_offset(partition, turn):
         return
-    if floor is None or named.turn not in settled_turns(lane, named.epoch) | {0}:
-        what = f"is committed for turn {named.turn} of epoch {named.epoch}, which is not settled"
+    if floor is None or turn not in settled_turns(lane, epoch) | {0}:
+        what = f"is committed for turn {turn} of epoch {epoch}, which is not settled"
         found.add_offsets("I1", what, tp, [log.committed])
     if floor is not None and log.committed != floor:
         side = "above" if log.committed > floor else "below"
@@ -165,13 +150,12 @@ def check_all_below_commit_is_settled(lane: LaneHistory, tp: TopicPartition, log
     named = own_turn(lane.evidence, log)
     if named is None or log.committed is None:
         return
-    partition = lane.partition(named.epoch, tp)
-    if partition.start is None:
+    epoch, turn = named
+    partition = lane.partition(epoch, tp)
+    is_claim = log.committed == claimed_offset(partition, turn)
+    end = floor_after(partition, turn - 1) if is_claim else log.committed
+    if partition.start is None or end is None:
         return
-    end = log.committed
-    if log.committed == claimed_offset(partition, named.turn):
-        before = partition.settlements_before(named.turn)
-        end = before[-1].floor if before else partition.start
     received, terminal = partition.offsets_between(partition.start, end), partition.outcomes.terminal
     settled = count_covering(received, terminal.offset, terminal.end) + partition.counted.count_covering(received)
     what = "is below the committed offset, but has no terminal outcome"

@@ -164,7 +164,6 @@ def check_attempts_are_in_later_turns(partition: PartitionHistory, found: Findin
 
 
 def _is_first_row(rows: OutcomeRows) -> Mask:
-    """Return, for each row, whether it is the first one of its offset."""
     return np.asarray(np.diff(rows.offset, prepend=-1) != 0)
 
 

@@ -1,19 +1,17 @@
-"""Rules on output tables: they hold rows of acked records only, of one turn each, and before the group moves."""
+"""Rules on output tables: each row is of an acked record and one turn, and published before the group's commit."""
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.verify.evidence import NEVER, Findings, Ints, OutputTable, TopicPartition, to_ints
+from ackline.verify.evidence import NEVER, Findings, Ints, OutputTable, TopicPartition, Turn, to_ints, turn_of
 from ackline.verify.judge_floors import claimed_offset, own_turn
 from ackline.verify.lane_history import LaneHistory
 from ackline.verify.rows import ACKED, EpochPartition, OutcomeRows
-
-Turn = tuple[int, int]
-"""An epoch and the number of a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class RowsOfRecords:
 def judge_outputs(lane: LaneHistory, settled: bool, found: Findings) -> None:
     """Apply all rules on output tables. With `settled`, each settled turn must be published."""
     for table in lane.evidence.outputs:
-        if table.foreign_writer is not None or _ahead(lane, table) is not None:
+        if why_not_judged(lane, table) is not None:
             continue  # the report names the table as not judged
         for (epoch, tp), rows in _rows_by_partition(table.rows).items():
             check_rows_are_of_acked_attempts(lane, table, (epoch, tp), rows, found)
@@ -40,52 +38,36 @@ def judge_outputs(lane: LaneHistory, settled: bool, found: Findings) -> None:
     check_commit_is_not_ahead_of_tables(lane, found)
 
 
-def not_judged(lane: LaneHistory) -> list[str]:
-    """Return a sentence for each output table whose rows can't be judged."""
-    found = []
-    for table in lane.evidence.outputs:
-        why = None
-        if table.foreign_writer is not None:
-            why = (
-                f"{table.foreign_writer} has published rows there too, of lane {lane.evidence.lane}, and no column "
-                f"names the pipeline or ledger of a row"
-            )
-        elif (ahead := _ahead(lane, table)) is not None:
-            why = f"it has turn {ahead[1]} of epoch {ahead[0]}, which the ledger does not have: the ledger is a copy"
-        if why is not None:
-            text = f"the rows of output table {table.name}: {why}. The checker did judge whether each turn is published"
-            found.append(text)
-    return found
+def why_not_judged(lane: LaneHistory, table: OutputTable) -> str | None:
+    """Return why the rows of an output table can't be judged; None if they can."""
+    if table.foreign_writer is not None:
+        return (
+            f"{table.foreign_writer} has published rows there too, of lane {lane.evidence.lane}, and no column "
+            f"names the pipeline or ledger of a row"
+        )
+    if (ahead := _ahead(lane, table)) is not None:
+        return f"it has turn {ahead[1]} of epoch {ahead[0]}, which the ledger does not have: the ledger is a copy"
+    return None
 
 
 def _ahead(lane: LaneHistory, table: OutputTable) -> Turn | None:
-    """Return a turn that a table has and the ledger has not settled: it was set back to an older copy since. None if
-    there is none."""
+    """Return a turn that a table has, or has had when a reset took it as it was, and the ledger had not settled: the
+    ledger was set back to an older copy. None if there is none."""
     settled = dict[int, int]()
     for (epoch, _), settlements in lane.settlements.items():
         settled[epoch] = max([settled.get(epoch, 0), *(settlement.turn for settlement in settlements)])
-    for application, turn in table.published.items():
-        epoch = int(application.split("/")[-2]) if application.startswith("ackline/") else 0
-        if turn > settled.get(epoch, 0):
-            return epoch, turn
-    return None
+    ahead = [(epoch, turn) for epoch, turn in table.published.values() if turn > settled.get(epoch, 0)]
+    for turn, outputs in _outputs_by_turn(lane):
+        for numbers in outputs.get("expected", {}).get(table.name, {}).values():
+            ahead += [of_number for of_number in map(turn_of, numbers) if of_number > turn]
+    return min(ahead, default=None)
 
 
 def check_rows_are_of_acked_attempts(
     lane: LaneHistory, table: OutputTable, of: EpochPartition, rows: RowsOfRecords, found: Findings
 ) -> None:
     """I16: the turn of a row has acked the record of the row, in the attempt that the row names."""
-    outcomes = lane.partition(*of).outcomes
-    acked = outcomes.where(outcomes.outcome == ACKED)
-    known = np.zeros(len(rows.offset), np.bool_)
-    if len(acked.offset):
-        # A record has one acked outcome (I9), so its offset finds it.
-        index = np.minimum(np.searchsorted(acked.offset, rows.offset), len(acked.offset) - 1)
-        known = (
-            (acked.offset[index] == rows.offset)
-            & (acked.attempt[index] == rows.attempt)
-            & (acked.turn[index] == rows.turn)
-        )
+    known = _acked_in(lane.partition(*of).outcomes, rows.offset, rows.attempt) == rows.turn
     what = f"has a row in output table {table.name} of an attempt and turn that did not ack it"
     found.add_offsets("I16", what, of[1], rows.offset[~known])
 
@@ -144,7 +126,10 @@ def check_anchors_have_the_outcomes_of_their_turn(lane: LaneHistory, table: Outp
 
 
 def _acked_in(outcomes: OutcomeRows, offsets: Ints, attempts: Ints) -> Ints:
-    """Return the turn in which each attempt was acked; NEVER if it was not."""
+    """Return the turn in which each attempt was acked; NEVER if it was not.
+
+    A record has one acked outcome (I9), so its offset finds it.
+    """
     acked = outcomes.where(outcomes.outcome == ACKED)
     turns = np.full(len(offsets), NEVER)
     if len(acked.offset):
@@ -183,34 +168,38 @@ def check_commit_is_not_ahead_of_tables(lane: LaneHistory, found: Findings) -> N
         named = own_turn(lane.evidence, log)
         if named is None or log.committed is None:
             continue
-        claim = log.committed == claimed_offset(lane.partition(named.epoch, tp), named.turn)
-        last = (named.epoch, named.turn - claim)
+        own_epoch, own = named
+        claim = log.committed == claimed_offset(lane.partition(own_epoch, tp), own)
         for (epoch, turn), table in unpublished:
-            if (epoch, turn) <= last:
-                what = (
-                    f"is committed for turn {named.turn}, but output table {table} has no turn {turn} of epoch {epoch}"
-                )
+            if (epoch, turn) <= (own_epoch, own - claim):
+                what = f"is committed for turn {own}, but output table {table} has no turn {turn} of epoch {epoch}"
                 found.add_offsets("I16", what, tp, [log.committed])
 
 
 def _unpublished(lane: LaneHistory) -> list[tuple[Turn, str]]:
     """Return each turn with a table that its settlement names and whose log does not have the turn, in order."""
-    published = {table.name: table.published for table in lane.evidence.outputs}
+    tables = {table.name: table for table in lane.evidence.outputs}
+    return sorted(
+        (turn, table)
+        for turn, outputs in _outputs_by_turn(lane)
+        for table in outputs.get("tables", ())
+        if not any(
+            outputs["number"] in numbers and table in tables and tables[table].has_turn(id_, turn, outputs["number"])
+            for id_, numbers in outputs["expected"][table].items()
+        )
+    )
+
+
+def _outputs_by_turn(lane: LaneHistory) -> list[tuple[Turn, dict[str, Any]]]:
+    """Return each turn whose settlement holds something of outputs, with that."""
     settlements = lane.effective
     if "outputs" not in settlements.column_names:  # a table of a version that had no outputs
         return []
     rows = settlements.select(["epoch", "turn", "outputs"]).group_by(["epoch", "turn", "outputs"]).aggregate([])
-    named = [(row["epoch"], row["turn"], json.loads(row["outputs"])) for row in rows.to_pylist() if row["outputs"]]
-    return sorted(
-        ((epoch, turn), table)
-        for epoch, turn, outputs in named
-        for table in outputs["tables"]
-        if published.get(table, {}).get(outputs["application"], 0) < turn
-    )
+    return [((row["epoch"], row["turn"]), json.loads(row["outputs"])) for row in rows.to_pylist() if row["outputs"]]
 
 
 def _rows_by_partition(table: pa.Table) -> dict[EpochPartition, RowsOfRecords]:
-    """Return the rows that belong to a record, by epoch and topic-partition."""
     tracked = table.filter(pc.is_valid(table["_topic"]))
     keys = tracked.select(["_epoch", "_topic", "_partition"]).group_by(["_epoch", "_topic", "_partition"])
     split: dict[EpochPartition, RowsOfRecords] = {}

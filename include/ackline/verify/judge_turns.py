@@ -40,7 +40,7 @@ class EpochTurns(NamedTuple):
 
 
 def turns_by_epoch(evidence: Evidence) -> list[EpochTurns]:
-    """Return the turns of each epoch."""
+    """Return the planned and the settled turns of each epoch, in the order of epochs."""
     planned, settled = (_turns_of(table) for table in (evidence.planned, evidence.settlements))
     return [
         EpochTurns(epoch, planned.get(epoch, set()), settled.get(epoch, set()))
@@ -122,7 +122,7 @@ def check_settlements_cover_every_partition(lane: LaneHistory, found: Findings) 
 
 
 def check_plans_stay_in_window(partition: PartitionHistory, found: Findings) -> None:
-    """I8: under at least once, no turn plans more fresh offsets than leave `max_uncommitted` records above the floor.
+    """I8: at least once, no turn plans so many fresh offsets that more than `max_uncommitted` are above the floor.
 
     Records above the floor are those with a first attempt. Each fresh offset may be a record, so it counts as one.
     """
@@ -225,7 +225,7 @@ def check_commit_is_the_log_end(lane: LaneHistory, tp: TopicPartition, log: Log,
 
 
 def judge_settled(lane: LaneHistory, found: Findings) -> None:
-    """Apply all rules on a finished pipeline."""
+    """Apply all rules on a pipeline that must be finished."""
     check_no_turn_is_open(lane, found)
     for tp, log in lane.evidence.logs.items():
         check_nothing_is_pending(lane, tp, log, found)

@@ -19,7 +19,6 @@ from ackline.verify.evidence import (
     Ints,
     Log,
     TopicPartition,
-    count_covering,
     slice_between,
     to_ints,
     to_ranges,
@@ -33,6 +32,7 @@ from ackline.verify.rows import (
     OffsetTurns,
     OutcomeRows,
     PlannedRange,
+    Ranges,
     Settlement,
     find_offset_turns,
     split_outcomes,
@@ -41,25 +41,14 @@ from ackline.verify.rows import (
 )
 
 
-@dataclass(frozen=True)
-class Chosen:
+@dataclass(frozen=True, slots=True)
+class Chosen(Ranges):
     """The offsets that a backfill lane is to read of one partition in one epoch, as sorted ranges.
 
     `single`: they were chosen one by one, and are pending from the start.
     """
 
-    start: Ints
-    end: Ints
     single: bool
-
-    @property
-    def size(self) -> int:
-        """How many offsets were chosen."""
-        return int((self.end - self.start).sum())
-
-    def count_covering(self, offsets: Ints) -> Ints:
-        """Return, for each of `offsets`, how many of the ranges contain it."""
-        return count_covering(offsets, self.start, self.end)
 
     @property
     def others(self) -> list[tuple[int, int]]:
@@ -75,7 +64,7 @@ class PartitionHistory:
     `outcomes` are effective rows only. `settlements` and `plans` are in the order of turns, and hold void ones too.
     `start` is the offset at which the epoch starts; None if no row contains it. `counted` are the ranges whose turns
     kept no rows. `log` is None if the topic is not among those that were read, or if the epoch has read an older log.
-    `newest`: no later epoch exists. `waived` are the turns that were never claimed, and never will be. `chosen` is what
+    `newest`: no later epoch exists. `waived` are the turns that no process may claim any more. `chosen` is what
     a backfill lane is to read; None for the live lane, which reads every offset.
     """
 
@@ -93,16 +82,16 @@ class PartitionHistory:
 
     @property
     def last(self) -> Settlement | None:
-        """The settlement with the last state of the epoch."""
+        """The last settlement of the epoch; None without one."""
         return self.settlements[-1] if self.settlements else None
 
     @cached_property
     def offset_turns(self) -> OffsetTurns:
-        """The turns that matter to each offset with an outcome."""
+        """The turns of the first outcome, of the terminal one and of the last attempt of each offset."""
         return find_offset_turns(self.outcomes)
 
     def settlements_before(self, turn: int) -> list[Settlement]:
-        """Return the settlements of earlier turns."""
+        """Return the settlements of the turns before `turn`."""
         return [settlement for settlement in self.settlements if settlement.turn < turn]
 
     def offsets_between(self, start: int, end: int) -> Ints:
@@ -118,8 +107,6 @@ class PartitionHistory:
 
 
 class LaneHistory:
-    """One lane, by epoch and topic-partition."""
-
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
         self.effective = evidence.settlements.filter(pc.not_equal(evidence.settlements["kind"], "void"))
@@ -185,8 +172,8 @@ class LaneHistory:
         return starts
 
     def _find_first_of_log(self) -> dict[TopicPartition, int]:
-        """Return the first epoch that has read the log that is there now, for partitions of which a reset has taken
-        over another one: a topic that was created again, or a log that was cut below what was read.
+        """Return the first epoch that has read the present log, for each partition of which a reset has found another
+        log: a topic that was created again, or a log that was cut below what was read.
 
         In the log before, the same offsets are of other records. A reset that goes back while the leader changes looks
         the same, and then the epochs before it are judged without the log.
@@ -216,20 +203,19 @@ class LaneHistory:
         runs = effective_plans.filter(pc.equal(effective_plans["kind"], "run"))
         counted: dict[EpochPartition, CountedRanges] = {}
         for (epoch, tp), plans in split_plans(runs.to_pylist()).items():
-            ranges = sorted(
-                (plan.turn, plan.start, plan.end)
+            ranges = [
+                (plan.start, plan.end, plan.turn)
                 for plan in plans
                 if plan.settings.get("record_outcomes") is False
                 and plan.start < plan.end
                 and (epoch, plan.turn) not in kept
-            )
+            ]
             if ranges:
                 counted[epoch, tp] = CountedRanges(*np.array(ranges, dtype=np.int64).T)
         return counted
 
 
 def _differ(before: str | int | None, now: str | int | None) -> bool:
-    """Return whether two values are known and not the same."""
     return None not in (before, now) and before != now
 
 

@@ -163,7 +163,7 @@ HEADERS = {
     f"{PREFIX}{name}" for name in ("pipeline", "lane", "epoch", "topic", "partition", "offset", "timestamp",
                                    "attempts", "error_class", "turn")
 }  # fmt: skip
-"""The headers of every dead letter. One without the record's value has another one, which gives the reason."""
+"""The headers of every dead letter. A letter without the record's value has one more, which gives the reason."""
 
 
 def read_dead_letters(config: Config, topic: str, pipeline: str) -> list[DeadLetter]:

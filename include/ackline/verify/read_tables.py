@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from ackline.verify.evidence import Unreadable
+from ackline.verify.evidence import Turn, Unreadable, turn_of
 
 S3 = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL",
       "AWS_ALLOW_HTTP"}  # fmt: skip
@@ -71,7 +71,7 @@ def _options_of(connection: str) -> dict[str, str]:
 
 
 def filesystem_of(uri: str, options: dict[str, str]) -> pafs.FileSystem:
-    """Return the folder of a table as Arrow's own file system."""
+    """Return Arrow's own file system, whose paths begin at the folder of a table."""
     if "://" not in uri:
         return pafs.SubTreeFileSystem(uri, pafs.LocalFileSystem())
     if not uri.startswith("s3://"):
@@ -99,19 +99,18 @@ COLUMNS = {
 }  # fmt: skip
 OF_BACKFILLS = {"settlements": ["ranges"], "plans": ["retries"]}
 """Columns that are read of backfill lanes alone: what was chosen, and the single offsets that turns read."""
-OF_ANSWERS = {"outcomes": ["answer"]}
 OF_OUTPUTS = {"settlements": ["outputs"]}
-OF_LOGS = {"settlements": ["topic_id", "leader_epoch"]}
-"""Columns that a table of an earlier version may not have."""
+NEWER = {"outcomes": ["answer"], "settlements": ["topic_id", "leader_epoch"]}
+"""Columns, as those of outputs, that a table of an earlier version may not have."""
 TEXT_COLUMNS = frozenset({"lane", "kind", "topic", "outcome", "error_class", "settings", "reason"})
 
 
 def read_table(root: str, name: str, pipeline: str, lane: str) -> tuple[pa.Table, str]:
     """Return the rows of one pipeline and lane, and the id of the ledger, which is a property of `settlements`.
 
-    If `plans` or `outcomes` does not exist, the rows are none: a lane that has only begun has
-    neither, and for a table that was lost the settlements show what is missing. Raises Unreadable for `settlements`,
-    without which nothing can be judged, and for a table that exists but cannot be read.
+    If `plans` or `outcomes` does not exist, the rows are none: a lane that has only begun has neither, and for a table
+    that was lost the settlements show what is missing. Raises Unreadable for `settlements`, without which nothing can
+    be judged, and for a table that exists but cannot be read.
     """
     try:
         folder = f"{root.rstrip('/')}/{pipeline}" + ("" if lane == "live" else f"/{lane}")
@@ -120,7 +119,7 @@ def read_table(root: str, name: str, pipeline: str, lane: str) -> tuple[pa.Table
         table = DeltaTable(uri, storage_options=options)
         dataset = table.to_pyarrow_dataset(filesystem=filesystem_of(uri, options))
         more = OF_BACKFILLS.get(name, []) if lane.startswith("backfill-") else []
-        newer = [*OF_ANSWERS.get(name, []), *OF_OUTPUTS.get(name, []), *OF_LOGS.get(name, [])]
+        newer = [*OF_OUTPUTS.get(name, []), *NEWER.get(name, [])]
         more = more + [column for column in newer if column in dataset.schema.names]
         rows = dataset.to_table(columns=[*COLUMNS[name], *more])
     except Exception as error:  # the storage and the table may fail in many ways, and each one means no verdict
@@ -134,26 +133,30 @@ def read_table(root: str, name: str, pipeline: str, lane: str) -> tuple[pa.Table
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
 
 
-def transaction_ids(table: pafs.FileSystem) -> set[str]:
-    """Return all transaction ids in the log of the table whose folder `table` is.
+def transactions_of(table: pafs.FileSystem) -> dict[str, list[int]]:
+    """Return all transaction ids in the log of the table whose folder `table` is, each with its versions, ascending.
 
-    They are those of the entries that are there, and of the newest checkpoint, which holds those of earlier ones.
+    The versions are those of the entries that are there: none of an id that only the newest checkpoint has.
     """
     names = [info.base_name for info in table.get_file_info(pafs.FileSelector("_delta_log"))]
-    ids: set[str] = set()
+    ids: dict[str, list[int]] = {}
     for name in names:
         if name.endswith(".json"):
             with table.open_input_stream(f"_delta_log/{name}") as stream:
                 actions = [json.loads(line) for line in stream.readall().splitlines() if line.strip()]
-            ids.update(action["txn"]["appId"] for action in actions if "txn" in action)
+            for action in actions:
+                if "txn" in action:
+                    ids.setdefault(action["txn"]["appId"], []).append(action["txn"]["version"])
     checkpoints = {name: match[1] for name in names if (match := _CHECKPOINT.fullmatch(name))}
     newest = max(checkpoints.values(), default=None)
     for name, version in checkpoints.items():
         if version == newest:  # it may have several parts
             with table.open_input_file(f"_delta_log/{name}") as file:
                 rows = pq.read_table(file, columns=["txn"])["txn"].to_pylist()
-            ids.update(row["appId"] for row in rows if row and row["appId"])
-    return ids
+            for row in rows:
+                if row and row["appId"]:
+                    ids.setdefault(row["appId"], [])
+    return {id_: sorted(versions) for id_, versions in ids.items()}
 
 
 _RECORD = [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("attempt", pa.int32())]
@@ -163,13 +166,13 @@ SCHEMA = pa.schema([
     ("_anchors", pa.list_(pa.struct([*_RECORD, ("outcome", pa.string())]))),
 ])  # fmt: skip
 """The columns of an output table that name the record and the turn of each row."""
-_APPLICATION = re.compile(r"ackline/(?P<ledger>[^/]+)/(?P<pipeline>[^/]+)/(?P<lane>[^/]+)/\d+/output")
-"""The transaction id under which a lane and epoch of a pipeline publishes its turns."""
+_APPLICATION = re.compile(r"ackline/(?P<ledger>[^/]+)/(?P<pipeline>[^/]+)/(?P<lane>[^/]+)(?:/\d+)?/output")
+"""The transaction id under which a lane of a pipeline publishes its turns; of an earlier version, with the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputTables:
-    """Where the output tables of one pipeline and lane are."""
+    """Reads the output tables of one pipeline and lane."""
 
     root: str
     pipeline: str
@@ -187,28 +190,32 @@ class OutputTables:
         """
         return {table: self._rows(table) for table in tables}
 
-    def read_published(self, tables: Iterable[str], applications: Collection[str]) -> dict[str, dict[str, int]]:
-        """Return the newest turn in the log of each table under each of these transaction ids; 0 for none."""
+    def read_published(self, tables: Iterable[str], applications: Collection[str]) -> dict[str, dict[str, Turn]]:
+        """Return the newest turn in the log of each table under each of these transaction ids; (0, 0) for none."""
         opened = {table: self._open(table) for table in tables}
         return {
-            table: {each: ((found.transaction_version(each) if found else None) or 0) >> 32 for each in applications}
+            table: {each: turn_of((found.transaction_version(each) if found else None) or 0) for each in applications}
             for table, found in opened.items()
         }
 
-    def foreign_writer(self, table: str, ledger: str | None) -> str | None:
-        """Return another pipeline or ledger that has published rows of the lane in a table; None if there is none.
+    def transactions(self, table: str) -> dict[str, list[int]]:
+        """Return what `transactions_of` does of a table; nothing if it does not exist. Raises Unreadable."""
+        if self._open(table) is None:
+            return {}
+        uri = self.uri(table)
+        try:
+            return transactions_of(filesystem_of(uri, storage_options(uri)))
+        except Exception as error:  # as in `_open`
+            raise Unreadable(f"output table {table}: {error}") from error
+
+    def foreign_writer(self, ids: Iterable[str], ledger: str | None) -> str | None:
+        """Return another pipeline or ledger that has published rows of the lane in a table with these transaction ids;
+        None if there is none.
 
         Such rows can't be told from those of this pipeline: no column names the pipeline or the ledger of a row. A
         table outside the root, which is named by its URI, may have them, and any table of a ledger that was adopted as
         an older copy of another one. `ledger` is None if it is not known.
         """
-        if self._open(table) is None:
-            return None
-        uri = self.uri(table)
-        try:
-            ids = transaction_ids(filesystem_of(uri, storage_options(uri)))
-        except Exception as error:  # as in `_open`
-            raise Unreadable(f"output table {table}: {error}") from error
         writers = {match.group("ledger", "pipeline", "lane") for id_ in ids if (match := _APPLICATION.fullmatch(id_))}
         foreign = {
             f"pipeline {of}" if of != self.pipeline else f"ledger {by}"
@@ -251,9 +258,11 @@ def named_in_plans(plans: pa.Table) -> list[str]:
     return sorted({output["table"] for output in outputs if output.get("table")})
 
 
-def named_in_settlements(settlements: pa.Table) -> set[str]:
-    """Return the transaction ids under which settled turns publish their rows."""
+def named_in_settlements(settlements: pa.Table) -> tuple[set[str], set[str]]:
+    """Return the output tables that settled turns publish rows in, and the transaction ids under which they do."""
     if "outputs" not in settlements.column_names:  # a table of a version that had no outputs
-        return set()
-    texts = pc.unique(settlements["outputs"]).to_pylist()
-    return {json.loads(text)["application"] for text in texts if text}
+        return set(), set()
+    outputs = [json.loads(text) for text in pc.unique(settlements["outputs"]).to_pylist() if text]
+    tables = {table for of_turn in outputs for table in of_turn.get("tables", ())}
+    ids = {id_ for of_turn in outputs for numbers in of_turn.get("expected", {}).values() for id_ in numbers}
+    return tables, ids

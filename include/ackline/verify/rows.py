@@ -1,13 +1,11 @@
-"""The three tables as the rules read them: outcomes as arrays, settlements and plans by epoch and partition.
-
-The rows of `outcomes` are arrays, split by partition. The rows of `settlements` and `plans` are one object each, in the
-order of turns.
+"""The three tables as the rules read them: outcomes as arrays by partition, settlements and plans by epoch and
+partition, one object a row, in the order of turns.
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +24,35 @@ OF_RANGES = [OUTCOMES.index(word) for word in ("skipped", "expired", "lost")]
 ERROR_CLASSES = ("Dead", "Tombstone", "Undecodable", "Unmatched", "Skip")
 
 
+class Columns:
+    """A dataclass of arrays of one length, each a column of the same rows."""
+
+    __slots__ = ()
+
+    def where(self, chosen: Mask | Ints) -> Self:
+        """Return the rows that a mask or an array of indexes chooses."""
+        return type(self)(*(getattr(self, column.name)[chosen] for column in fields(self)))  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, slots=True)
-class OutcomeRows:
+class Ranges(Columns):
+    """Half-open ranges of offsets."""
+
+    start: Ints
+    end: Ints
+
+    @property
+    def size(self) -> int:
+        """The number of offsets in all ranges."""
+        return int((self.end - self.start).sum())
+
+    def count_covering(self, offsets: Ints) -> Ints:
+        """Return, for each of `offsets`, how many of the ranges contain it."""
+        return count_covering(offsets, self.start, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRows(Columns):
     """Effective rows of one partition in one epoch, sorted by offset, attempt and turn.
 
     `outcome` is an index in OUTCOMES; −1 is an unknown word. `end` is `offset + 1` for a row of a single record.
@@ -47,10 +72,6 @@ class OutcomeRows:
     raised_skip: Mask
     answered: Mask
 
-    def where(self, chosen: Mask | Ints) -> "OutcomeRows":
-        """Return the rows that a mask or an array of indexes chooses."""
-        return OutcomeRows(*(getattr(self, name)[chosen] for name in OutcomeRows.__slots__))
-
     @property
     def terminal(self) -> "OutcomeRows":
         """The rows with a terminal outcome."""
@@ -58,7 +79,7 @@ class OutcomeRows:
 
     @property
     def attempts(self) -> "OutcomeRows":
-        """The rows of attempts, without the decisions and without what has ended an attempt in flight."""
+        """The rows of attempts, without decisions and without the rows that end or renew an attempt in flight."""
         return self.where((self.attempt >= 1) & ~self.answered)
 
     @property
@@ -93,7 +114,7 @@ def split_outcomes(table: pa.Table, topics: Sequence[str]) -> Mapping[tuple[int,
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetTurns:
+class OffsetTurns(Columns):
     """For each offset with a row, the turns that matter to it; NEVER if there is no such turn.
 
     `first` is the first turn with a row of the offset, `settled` the first turn with a terminal outcome, `tried` the
@@ -140,30 +161,15 @@ EpochPartition = tuple[int, TopicPartition]
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(Ranges):
     """Pending offsets of one partition, as sorted ranges of equal state.
 
     `due` is in microseconds since 1970. `retry`: the handler will be called again; otherwise a dead letter is due.
     """
 
-    start: Ints
-    end: Ints
     attempts: Ints
     due: Ints
     retry: Mask
-
-    def count_covering(self, offsets: Ints) -> Ints:
-        """Return, for each of `offsets`, how many of the pending ranges contain it."""
-        return count_covering(offsets, self.start, self.end)
-
-    def where(self, chosen: Mask) -> "Pending":
-        """Return the ranges that a mask chooses."""
-        return Pending(*(getattr(self, name)[chosen] for name in Pending.__slots__))
-
-    @property
-    def size(self) -> int:
-        """The number of pending offsets."""
-        return int((self.end - self.start).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +187,9 @@ class Settlement:
     ranges: tuple[tuple[int, int], ...] | None = None
     """In the genesis of a backfill lane: the ranges that were chosen."""
     topic_id: str | None = None
-    """The topic that the lane reads after the turn; None if that is not known."""
+    """The id of the topic that the lane reads after the turn; None if it is not known."""
     leader_epoch: int | None = None
-    """The leader epoch under which it was read; None if that is not known."""
+    """The leader epoch under which the log was read; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,21 +218,15 @@ class PlannedRange:
 
     @property
     def hands_out_once(self) -> bool:
-        """Whether the turn hands out records of this partition, at most once."""
+        """Whether the turn hands out records of this partition under `at_most_once`."""
         return self.kind == "run" and self.at_most_once and any(start < end for start, end in self.handed_out)
 
 
 @dataclass(frozen=True, slots=True)
-class CountedRanges:
+class CountedRanges(Ranges):
     """Ranges that turns read without keeping rows (`record_outcomes: false`); their settlements have counts only."""
 
     turn: Ints
-    start: Ints
-    end: Ints
-
-    def count_covering(self, offsets: Ints) -> Ints:
-        """Return, for each of `offsets`, how many of the ranges contain it."""
-        return count_covering(offsets, self.start, self.end)
 
 
 NO_RANGES = CountedRanges(EMPTY, EMPTY, EMPTY)
@@ -239,14 +239,13 @@ def split_settlements(table: pa.Table) -> dict[EpochPartition, list[Settlement]]
     for i, row in enumerate(table.drop_columns(["pending"]).to_pylist()):
         begin, end = int(bounds[i]), int(bounds[i + 1])
         order = begin + np.argsort(pending.start[begin:end], kind="stable")
-        own = Pending(*(getattr(pending, name)[order] for name in Pending.__slots__))
         # `gaps` is null where the counts of a turn were not known when it was settled.
         counted = row.get("counts") is not None and row.get("gaps") is not None
         ranges = row.get("ranges")
         if ranges is not None:
             ranges = tuple((chosen["start_offset"], chosen["end_offset"]) for chosen in ranges)
         settlement = Settlement(
-            row["turn"], row["kind"], row["old_floor"], row["new_floor"], row["complete_to"], own,
+            row["turn"], row["kind"], row["old_floor"], row["new_floor"], row["complete_to"], pending.where(order),
             dict(row["counts"]) if counted else None, row.get("gaps") or 0, ranges, _topic_id(row.get("topic_id")),
             row.get("leader_epoch"),
         )  # fmt: skip
@@ -257,7 +256,7 @@ def split_settlements(table: pa.Table) -> dict[EpochPartition, list[Settlement]]
 
 
 def _topic_id(text: str | None) -> str | None:
-    """Return the id of a topic, also if the lane has let its partition go."""
+    """Return the id of a topic without the prefix `gone/`, which it has if the lane has let its partition go."""
     return text.removeprefix("gone/") if text else None
 
 

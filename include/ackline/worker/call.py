@@ -5,23 +5,22 @@ A handler may answer `InFlight`. What becomes of it depends on the settings of t
 
 import inspect
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.handler import Dead, Emit, Fail, Handler, Hold, InFlight, Record, Skip, Tier, Yielded, sign_tokens_with
+from ackline.handler import Dead, Emit, Fail, Handler, Hold, InFlight, Record, Skip, Yielded, sign_tokens_with
 from ackline.ledger.backoff import parse_duration
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import LATEST, MICROSECOND
-from ackline.scrub import words_of_handler
+from ackline.scrub import place_of_error, words_of_handler
+from ackline.worker.isolation.serving import Observer
 from ackline.worker.outcomes import (
     INVALID_WORD,
     OUTCOME_WORDS,
@@ -35,7 +34,6 @@ from ackline.worker.outcomes import (
     outcome_of_exception,
     outcome_of_word,
     scrubbed_message,
-    tombstone_outcome,
 )
 from ackline.worker.records import Records
 from ackline.worker.settings import ReplaySettings
@@ -53,10 +51,8 @@ def use_in_flight_settings(settings: ReplaySettings) -> None:
 
 
 def in_flight_outcome(answer: InFlight, row: int, handled_at: int) -> RowOutcome:
-    """Returns the outcome of a row that is in flight from `handled_at` on, in microseconds since 1970.
-
-    Raises InvalidOutcome if the pipeline has no ack topic, and for a timeout that is no duration above zero.
-    """
+    """Returns the outcome of a row that is in flight from `handled_at` on, in microseconds since 1970. Raises
+    InvalidOutcome if the pipeline has no ack topic, and for a timeout that is no duration above zero."""
     if not _allowed:
         raise InvalidOutcome("InFlight needs `ack_topic` in the pipeline file")
     timeout: Any = _timeout if answer.timeout is None else answer.timeout
@@ -88,87 +84,8 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
-class CallObserver(Protocol):
-    """Logs the calls of a handler, and sends outcomes before the batch is done, because any call may end the process.
-
-    `ackline.worker.isolation.serving.Observer` implements it.
-    """
-
-    def wrap(self, handler: Handler, tier: Tier) -> Handler:
-        """Returns the handler; each call of it is logged before it is made."""
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Returns a context in which a call waits for something else: that time does not count against its limit."""
-
-    def report(self, offset: int, outcome: RowOutcome) -> None:
-        """Sends the outcome of the record at `offset`, which was not acked."""
-
-
 IsFull = Callable[[], bool]
 """Returns whether no more records should be handled, because what their calls have emitted waits in memory."""
-
-
-class Router(ABC):
-    """Calls one of several handlers for each record: `ackline.worker.streams`."""
-
-    @abstractmethod
-    def call(
-        self,
-        records: Records,
-        now: Clock,
-        observer: CallObserver | None = None,
-        is_full: IsFull | None = None,
-    ) -> Outcomes:
-        """Returns the outcome of each record; of the first ones, if `is_full` has returned True after one of them."""
-
-
-def call_handler(
-    handler: Handler | Router,
-    tier: Tier,
-    records: Records,
-    now: Clock,
-    deliver_tombstones: bool,
-    observer: CallObserver | None = None,
-    is_full: IsFull | None = None,
-) -> Outcomes:
-    """Calls the handler, and returns the outcome of each record. Without `deliver_tombstones`, records without a value
-    are skipped, and the handler does not get them. A record handler gets no more records once `is_full` returns True:
-    then the outcomes are those of the first records, at least of one.
-
-    Raises an AcklineError only for what keeps a record from being handled without being its fault.
-    """
-    if deliver_tombstones or not records.values.null_count:
-        return _call(handler, tier, records, now, observer, is_full)
-    delivered = records.values.is_valid().to_numpy(zero_copy_only=False)
-    rows = np.flatnonzero(delivered)
-    outcomes = Outcomes(np.empty(0, np.int64))
-    if len(rows):
-        outcomes = _call(handler, tier, records.filter(delivered), now, observer, is_full)
-    time, count, called = now(), len(records), len(outcomes.handled_at)
-    if called < len(rows):
-        count, rows = int(rows[called]), rows[:called]
-    handled_at = np.full(count, time, dtype=np.int64)
-    handled_at[rows] = outcomes.handled_at
-    not_acked = [outcome.at_row(int(rows[outcome.row])) for outcome in outcomes.not_acked]
-    not_acked += [tombstone_outcome(int(row), time) for row in np.flatnonzero(~delivered[:count])]
-    return Outcomes(handled_at, sorted(not_acked, key=lambda outcome: outcome.row), outcomes.calls)
-
-
-def _call(
-    handler: Handler | Router,
-    tier: Tier,
-    records: Records,
-    now: Clock,
-    observer: CallObserver | None,
-    is_full: IsFull | None,
-) -> Outcomes:
-    if isinstance(handler, Router):
-        return handler.call(records, now, observer, is_full)
-    if observer is not None:
-        handler = observer.wrap(handler, tier)
-    if tier is Tier.RECORD:
-        return call_record_handler(handler, records, now, observer=observer, is_full=is_full)
-    return call_arrow_handler(handler, records, now)
 
 
 def call_record_handler(
@@ -176,7 +93,7 @@ def call_record_handler(
     records: Records,
     now: Clock,
     payload_of: PayloadOf | None = None,
-    observer: CallObserver | None = None,
+    observer: Observer | None = None,
     is_full: IsFull | None = None,
 ) -> Outcomes:
     """Calls a handler of the record tier once for each record. `payload_of` is for a handler that sees more of a record
@@ -224,12 +141,9 @@ def forks() -> int:
 
 def in_flight_answer(result: Any) -> InFlight | None:
     """Returns the InFlight that a record handler has returned or yielded; None if it has not, so that the record is
-    acked.
-
-    Raises InvalidOutcome for a result that stands for unfinished work, for False, for a value of Ackline that means
-    nothing there, alone or within a list, tuple, set or mapping, and for a generator that has yielded anything else or
-    more than one InFlight.
-    """
+    acked. Raises InvalidOutcome for a result that stands for unfinished work, for False, for a value of Ackline that
+    means nothing there, alone or within a list, tuple, set or mapping, and for a generator that has yielded anything
+    else or more than one InFlight."""
     if isinstance(result, InFlight):
         return result
     if not isinstance(result, Yielded):
@@ -328,7 +242,8 @@ def call_arrow_handler(handler: Handler, records: Records, now: Clock) -> Outcom
         message = scrubbed_message(error, (part for row in range(count) for part in records.payload_of(row)))
         # `Dead` gets the name of its module, so it means nothing to settle: it would bury all records of the batch.
         error_class = error_class_of(error)
-        failed = [RowOutcome(row, Outcome.FAILED, error_class, message, time) for row in range(count)]
+        same = RowOutcome(0, Outcome.FAILED, error_class, message, time, error_place=place_of_error(error))
+        failed = [same.at_row(row) for row in range(count)]
         return Outcomes(np.full(count, time, np.int64), failed, count)
     time = now()
     module = str(getattr(handler, "__module__", "handler"))

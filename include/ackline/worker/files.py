@@ -11,21 +11,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ackline.delta.files import DataFileWriter
+from ackline.delta.folder import Folder
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnId
-from ackline.tables.files import DataFileWriter
-from ackline.tables.folder import Folder
 from ackline.tables.schemas import OUTCOME_COLUMNS, PARTITION_BY
 from ackline.worker.records import TIMESTAMP, Int64s, timestamp_column
 
 
 @dataclass(slots=True)
 class WrittenFile:
-    """A file of outcomes, with what an `AddAction` of the Delta log needs.
-
-    `path` is relative to the table's root. `modification_time` is in milliseconds since 1970. `stats` is Delta's JSON.
-    """
+    """A file of outcomes, with what an `AddAction` of the Delta log needs. `path` is relative to the table's root.
+    `modification_time` is in milliseconds since 1970. `stats` is Delta's JSON."""
 
     path: str
     size: int
@@ -37,7 +35,7 @@ class WrittenFile:
 
 # The writer writes a dictionary as it is. Given plain strings, it would first have to find that all are equal.
 _PLAIN_TEXT, _TEXT = pa.string(), pa.dictionary(pa.int32(), pa.string())
-_DICTIONARIES = ("pipeline", "lane", "run_id", "topic", "outcome", "tree")
+_DICTIONARIES = ("pipeline", "lane", "run_id", "topic", "outcome", "tree", "error_place")
 _FIELDS = {
     column.name: pa.field(column.name, _TEXT if column.name in _DICTIONARIES else column.type)
     for column in OUTCOME_COLUMNS
@@ -46,8 +44,8 @@ _WRITTEN = pa.schema(
     [_FIELDS[column.name] for column in OUTCOME_COLUMNS if column.in_every_file and column.name not in PARTITION_BY]
 )
 """The table's columns, without the plan's date: its value is in the path. A file of records whose keys are hashed has
-the column `key_hash`, too, a file of records in flight the column `due`, and a file of a pipeline with steps the column
-`tree`; readers take them for null in the other files."""
+the column `key_hash`, too, a file of records in flight `due`, a file of failures `error_place`, and a
+file of a pipeline with steps the column `tree`; readers take them for null in the other files."""
 
 _FLUSH_ROWS = 250_000
 _ERROR_WEIGHT = 12
@@ -76,8 +74,8 @@ class OutcomeTarget:
 
 @dataclass(slots=True)
 class Chunk:
-    """Rows of one topic-partition with the same outcome, as columns. Times are in microseconds since 1970. `classes`
-    and `messages` are the error columns, None if no row has an error."""
+    """Rows of one topic-partition with the same outcome, as columns. Times are in microseconds since 1970. `classes`,
+    `messages` and `places` are the error columns, None if no row has an error."""
 
     offsets: Int64s
     timestamps: Int64s
@@ -85,6 +83,7 @@ class Chunk:
     handled_at: Int64s
     classes: Sequence[str | None] | None = None
     messages: Sequence[str | None] | None = None
+    places: Sequence[str | None] | None = None
     key_hashes: pa.Array | None = None
     """The hashes of the records' keys; None if the pipeline stores none."""
     dues: Sequence[int | None] | None = None
@@ -101,10 +100,8 @@ class Chunk:
 
 
 class OutcomeFiles:
-    """All files of one Spark task. At the end call `close`, which makes them durable, or `discard`.
-
-    `counts` holds how many rows were added of each outcome of each topic-partition.
-    """
+    """All files of one Spark task. At the end call `close`, which makes them durable, or `discard`. `counts` holds how
+    many rows were added of each outcome of each topic-partition."""
 
     def __init__(self, target: OutcomeTarget, key_hashes: bool = False, trees: bool = False) -> None:
         self._target = target
@@ -138,7 +135,7 @@ class OutcomeFiles:
     def discard(self) -> None:
         """Removes the files as far as possible. One that stays does no harm, because no commit names it."""
         for file in [*self._own.values(), *self._shared.values()]:
-            file.discard()
+            file.writer.discard()
 
     def _write_own(self, group: Group) -> None:
         tp, outcome = group
@@ -160,10 +157,10 @@ class OutcomeFiles:
     def _new_file(self, outcome: Outcome) -> "_OutcomeFile":
         return _OutcomeFile(self._target, self._storage, outcome, self._schema)
 
-    def _take(self, group: Group) -> "_Columns":
+    def _take(self, group: Group) -> list[Chunk]:
         waiting = self._waiting.pop(group)
         self._weight -= waiting.weight
-        return _Columns.of(waiting.chunks)
+        return waiting.chunks
 
 
 class OutcomeCounter(OutcomeFiles):
@@ -193,33 +190,31 @@ class _Waiting:
 
 
 class _OutcomeFile:
-    """A file of one outcome."""
-
     def __init__(self, target: OutcomeTarget, storage: Folder, outcome: Outcome, schema: pa.Schema) -> None:
         name = f"{quote(target.turn.lane, safe='')}-{target.turn.epoch}-{target.turn.n}-{uuid.uuid4()}.parquet"
         self._target = target
         self._outcome = outcome
-        self._schema = schema = schema.append(_FIELDS["due"]) if outcome is Outcome.IN_FLIGHT else schema
+        if outcome is Outcome.IN_FLIGHT:
+            schema = schema.append(_FIELDS["due"])
+        elif outcome in (Outcome.FAILED, Outcome.DROPPED):
+            schema = schema.append(_FIELDS["error_place"])
+        self._schema = schema
         self._rows = 0
-        self._writer = DataFileWriter(storage, f"{target.folder}/{name}", schema)
+        self.writer = DataFileWriter(storage, f"{target.folder}/{name}", schema)
 
-    def write(self, parts: Sequence[tuple[TopicPartition, "_Columns"]]) -> None:
+    def write(self, parts: Sequence[tuple[TopicPartition, Sequence[Chunk]]]) -> None:
         """Writes the rows of some topic-partitions as one row group."""
-        rows = pa.Table.from_batches([self._batch(tp, columns) for tp, columns in parts])
+        rows = pa.Table.from_batches([self._batch(tp, chunks) for tp, chunks in parts])
         self._rows += rows.num_rows
-        self._writer.write(rows.unify_dictionaries(), row_group_size=rows.num_rows)
+        self.writer.write(rows.unify_dictionaries(), row_group_size=rows.num_rows)
 
     def close(self) -> WrittenFile:
         """Finishes the file. On a local disk it is durable when this returns."""
-        file = self._writer.finish()
+        file = self.writer.finish()
         return WrittenFile(file.path, file.size, self._rows, self._outcome, file.stats, file.modification_time)
 
-    def discard(self) -> None:
-        """Removes the file as far as possible."""
-        self._writer.discard()
-
-    def _batch(self, tp: TopicPartition, columns: "_Columns") -> pa.RecordBatch:
-        turn, count = self._target.turn, len(columns.offsets)
+    def _batch(self, tp: TopicPartition, chunks: Sequence[Chunk]) -> pa.RecordBatch:
+        turn, count = self._target.turn, sum(len(chunk.offsets) for chunk in chunks)
         same = np.zeros(count, dtype=np.int32)
         arrays = {
             "pipeline": _constant(turn.pipeline, same),
@@ -229,48 +224,20 @@ class _OutcomeFile:
             "run_id": _constant(self._target.run_id, same),
             "topic": _constant(tp.topic, same),
             "partition": pa.repeat(pa.scalar(tp.partition, pa.int32()), count),
-            "offset": pa.array(columns.offsets),
+            "offset": pa.array(np.concatenate([chunk.offsets for chunk in chunks])),
             "end_offset": pa.nulls(count, pa.int64()),
-            "attempt": pa.array(columns.attempts),
+            "attempt": pa.array(np.concatenate([chunk.attempts for chunk in chunks])),
             "outcome": _constant(self._outcome.value, same),
-            "error_class": columns.classes,
-            "error_message": columns.messages,
-            "record_timestamp": timestamp_column(columns.timestamps),
-            "handled_at": pa.array(columns.handled_at).cast(TIMESTAMP),
-            "key_hash": columns.key_hashes,
-            "tree": columns.trees,
-            "due": columns.dues,
+            "error_class": _texts(chunks, "classes"),
+            "error_message": _texts(chunks, "messages"),
+            "error_place": _texts(chunks, "places", _TEXT),
+            "record_timestamp": timestamp_column(np.concatenate([chunk.timestamps for chunk in chunks])),
+            "handled_at": pa.array(np.concatenate([chunk.handled_at for chunk in chunks])).cast(TIMESTAMP),
+            "key_hash": _texts(chunks, "key_hashes"),
+            "tree": _texts(chunks, "trees", _TEXT),
+            "due": pa.array([due for chunk in chunks for due in chunk.dues or ()], pa.int64()).cast(TIMESTAMP),
         }
         return pa.RecordBatch.from_arrays([arrays[name] for name in self._schema.names], schema=self._schema)
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Several chunks joined."""
-
-    offsets: Int64s
-    timestamps: Int64s
-    attempts: npt.NDArray[np.int32]
-    handled_at: Int64s
-    classes: pa.Array
-    messages: pa.Array
-    key_hashes: pa.Array
-    dues: pa.Array
-    trees: pa.Array
-
-    @classmethod
-    def of(cls, chunks: Sequence[Chunk]) -> "_Columns":
-        return cls(
-            np.concatenate([chunk.offsets for chunk in chunks]),
-            np.concatenate([chunk.timestamps for chunk in chunks]),
-            np.concatenate([chunk.attempts for chunk in chunks]),
-            np.concatenate([chunk.handled_at for chunk in chunks]),
-            _texts(chunks, "classes"),
-            _texts(chunks, "messages"),
-            _texts(chunks, "key_hashes"),
-            pa.array([due for chunk in chunks for due in chunk.dues or ()], pa.int64()).cast(TIMESTAMP),
-            _texts(chunks, "trees", _TEXT),
-        )
 
 
 def _texts(chunks: Sequence[Chunk], name: str, kind: pa.DataType = _PLAIN_TEXT) -> pa.Array:

@@ -1,9 +1,11 @@
 """The outcomes of records: how an exception that a handler raised, or a word that it returned, becomes one."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from time import time_ns
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +14,7 @@ from ackline.errors import AcklineError
 from ackline.handler import Dead, Skip
 from ackline.ledger.offsets import Bools
 from ackline.ledger.outcomes import UNIX_EPOCH, ErrorClass, Outcome
-from ackline.scrub import scrub, words_of_error
+from ackline.scrub import place_of_error, scrub, words_of_error
 from ackline.worker.records import Int64s, Records
 
 Clock = Callable[[], int]
@@ -41,6 +43,8 @@ class RowOutcome:
     """The deadline of a record in flight, in microseconds since 1970; None without one, and of other outcomes."""
     tree: str | None = None
     """What became of the record's tuples, as `ackline.ledger.explain` encodes it; None without steps."""
+    error_place: str | None = None
+    """The line of the handler's code that failed, as `place_of_error` names it; None if no line did."""
 
     def at_row(self, row: int) -> "RowOutcome":
         """Returns this outcome for another row index."""
@@ -50,10 +54,8 @@ class RowOutcome:
 @dataclass(slots=True)
 class Outcomes:
     """One outcome for each row. `not_acked` holds those that are not acked, sorted by row; every other row is acked.
-
     `handled_at` holds a time for each row, in microseconds since 1970. `calls` counts the records that the handler got.
-    `trees` holds the story of each acked row, as `ackline.ledger.explain` encodes it; None if no row has one.
-    """
+    `trees` holds the story of each acked row, as `ackline.ledger.explain` encodes it; None if no row has one."""
 
     handled_at: Int64s
     not_acked: list[RowOutcome] = field(default_factory=list)
@@ -66,6 +68,13 @@ class Outcomes:
         not_acked = [each.at_row(int(row_after[each.row])) for each in self.not_acked if wanted[each.row]]
         trees = None if self.trees is None else self.trees.filter(pa.array(wanted))
         return Outcomes(self.handled_at[wanted], not_acked, self.calls, trees)
+
+    def insert(self, parts: "Iterable[tuple[Int64s, Outcomes]]") -> None:
+        """Sets the outcomes of some rows, given as parts with the indexes of their rows. Keeps `calls`."""
+        for rows, part in parts:
+            self.handled_at[rows] = part.handled_at
+            self.not_acked += [each.at_row(int(rows[each.row])) for each in part.not_acked]
+        self.not_acked.sort(key=lambda each: each.row)
 
 
 class InvalidOutcome(Exception):
@@ -86,6 +95,37 @@ class TaskFailure(BaseException):
     def __init__(self, error: AcklineError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class Witness(Protocol):
+    """Sees what the calls of handlers raise and emit, of which outcomes hold less. Only `ackline try` and the tests of
+    users have one: its content never leaves the process."""
+
+    def raised(self, error: BaseException) -> None:
+        """Takes an exception that becomes an outcome."""
+
+    def emitted(self, step: str, stream: str, value: Any) -> None:
+        """Takes what a step has emitted to a stream that a step or an output takes."""
+
+
+_witness: Witness | None = None
+# Global, as the settings of handlers in flight are, because a process works on one task at a time.
+
+
+@contextmanager
+def watched_by(witness: Witness) -> Iterator[None]:
+    """Shows the witness what is raised and emitted within the block, by tasks that begin in it."""
+    global _witness
+    before, _witness = _witness, witness
+    try:
+        yield
+    finally:
+        _witness = before
+
+
+def present_witness() -> Witness | None:
+    """Returns the witness of this process; None in each task of a run."""
+    return _witness
 
 
 def outcome_clock(now: datetime | None) -> Clock:
@@ -119,7 +159,7 @@ def outcome_of_exception(
     if issubclass(kind, Skip):
         return RowOutcome(row, Outcome.SKIPPED, ErrorClass.SKIP, message, handled_at)
     error_class = ErrorClass.DEAD.value if issubclass(kind, Dead) else error_class_of(error)
-    return RowOutcome(row, Outcome.FAILED, error_class, message, handled_at)
+    return RowOutcome(row, Outcome.FAILED, error_class, message, handled_at, error_place=place_of_error(error))
 
 
 def outcome_of_word(
@@ -132,11 +172,9 @@ def outcome_of_word(
     module: str,
     kept: Collection[str] = (),
 ) -> RowOutcome:
-    """Returns the outcome of a row for which a handler of `module` returned "failed", "skipped" or "dead".
-
-    What `payload_of` returns for the row is removed from `error_class` and `message`, but for the words `kept` of the
-    handler's source. Both are left out where `payload_of` is None.
-    """
+    """Returns the outcome of a row for which a handler of `module` returned "failed", "skipped" or "dead". What
+    `payload_of` returns for the row is removed from `error_class` and `message`, but for the words `kept` of the
+    handler's source. Both are left out where `payload_of` is None."""
     text = scrub(message, payload_of(row), kept) or None if message and payload_of is not None else None
     if word == "skipped":
         return RowOutcome(row, Outcome.SKIPPED, ErrorClass.SKIP, text, handled_at)
@@ -165,7 +203,10 @@ def _storable_class(name: str, module: str) -> str:
 
 
 def scrubbed_message(error: BaseException, payload: Iterable[bytes | str | None]) -> str | None:
-    """Returns the text of an exception without what it shares with `payload`; None if it has none."""
+    """Returns the text of an exception without what it shares with `payload`; None if it has none. Each exception of a
+    handler that becomes an outcome passes here, so the witness sees it."""
+    if _witness is not None:
+        _witness.raised(error)
     try:
         text = str.__str__(str(error))  # str(error) may be of a subclass of str, with methods that raise
         kept = words_of_error(error)

@@ -48,10 +48,8 @@ RECORD_COLUMNS = pa.schema(
 @dataclass(frozen=True, slots=True)
 class Records:
     """The records of one topic-partition as columns, in the order of their offsets. Iterate over it for each `Record`.
-
     `timestamps` are microseconds since 1970: NO_TIMESTAMP where Kafka has none, OUT_OF_RANGE where it is no time.
-    `headers` is None if no record has headers.
-    """
+    `headers` is None if no record has headers."""
 
     tp: TopicPartition
     offsets: Int64s
@@ -93,23 +91,16 @@ class Records:
         """Returns the rows for which `wanted` is true."""
         mask = pa.array(wanted)
         headers = None if self.headers is None else [h for h, keep in zip(self.headers, wanted, strict=True) if keep]
+        offsets, timestamps, attempts = self.offsets[wanted], self.timestamps[wanted], self.attempts[wanted]
         return Records(
-            self.tp,
-            self.offsets[wanted],
-            self.timestamps[wanted],
-            self.keys.filter(mask),
-            self.values.filter(mask),
-            headers,
-            self.attempts[wanted],
+            self.tp, offsets, timestamps, self.keys.filter(mask), self.values.filter(mask), headers, attempts
         )
 
     def slice(self, start: int, count: int) -> "Records":
         """Returns at most `count` rows, from row `start` on."""
         if not start and count >= len(self):
             return self
-        wanted = np.zeros(len(self), dtype=np.bool_)
-        wanted[start : start + count] = True
-        return self.filter(wanted)
+        return self.take(np.arange(start, min(start + count, len(self))))
 
     def take(self, rows: Sequence[int] | Int64s) -> "Records":
         """Returns the rows with these indexes, in the order of their offsets."""
@@ -121,19 +112,9 @@ class Records:
         """Builds the record of one row anew: a handler may have changed the values inside the one it was given."""
         only = slice(row, row + 1)
         headers = None if self.headers is None else self.headers[only]
-        return next(
-            iter(
-                Records(
-                    self.tp,
-                    self.offsets[only],
-                    self.timestamps[only],
-                    self.keys[only],
-                    self.values[only],
-                    headers,
-                    self.attempts[only],
-                )
-            )
-        )
+        offsets, timestamps, attempts = self.offsets[only], self.timestamps[only], self.attempts[only]
+        one = Records(self.tp, offsets, timestamps, self.keys[only], self.values[only], headers, attempts)
+        return next(iter(one))
 
     def payload_of(self, row: int) -> Iterator[bytes | str | None]:
         """Yields what an error message must not repeat of a row: its key, its value and the values of its headers."""

@@ -23,13 +23,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from ackline.delta.object_store import use_options
 from ackline.errors import ConfigError, FatalError
 from ackline.handler import Tier
 from ackline.ledger.metrics import FetchTimes
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import NO_TIMESTAMP, ErrorClass, Outcome
-from ackline.pipeline.properties import KeyHash, key_hash
-from ackline.tables.object_store import use_options
+from ackline.pipeline.properties import key_hash
 from ackline.worker.files import Chunk, OutcomeCounter, OutcomeFiles
 from ackline.worker.isolation.handler_process import IsolatedHandler
 from ackline.worker.outcomes import (
@@ -44,14 +44,6 @@ from ackline.worker.outcomes import (
 from ackline.worker.records import OUT_OF_RANGE, GoneOffsets, Int64s, Records
 from ackline.worker.settings import ReplaySettings, TaskSettings, manifest
 from ackline.worker.streams import CallHandler, load_call
-
-
-def hashes_of_keys(keys: pa.Array, hashed: KeyHash) -> pa.Array:
-    """Returns the hash of each key, null for a record without one. Hashes each different key of the batch once."""
-    distinct = keys.dictionary_encode()
-    hashes = [hashed(key) for key in distinct.dictionary.to_pylist()]
-    return pa.array(hashes, pa.string()).take(distinct.indices)
-
 
 _CATCH_UP_SECONDS = 1.0
 _PORTION_SECONDS = 0.1
@@ -174,19 +166,19 @@ class TaskRun:
         self._store(records.tp, records.offsets, records.timestamps, records.attempts, outcomes, hashes)
 
     def _hashes(self, keys: pa.Array) -> pa.Array | None:
-        return None if self._key_hash is None else hashes_of_keys(keys, self._key_hash)
+        """Returns the hash of each key, null for a record without one; None if the pipeline stores no hashes."""
+        if self._key_hash is None:
+            return None
+        distinct = keys.dictionary_encode()  # each different key of the batch is hashed once
+        hashes = [self._key_hash(key) for key in distinct.dictionary.to_pylist()]
+        return pa.array(hashes, pa.string()).take(distinct.indices)
 
     def store_gone(self, gone: GoneOffsets) -> None:
         """Stores retries that the log no longer holds. They have attempt 0, because no handler was called."""
-        count = len(gone.offsets)
         offsets = np.array(gone.offsets, dtype=np.int64)
         self._check_order(gone.tp, offsets)
-        chunk = Chunk(
-            offsets,
-            np.full(count, NO_TIMESTAMP, dtype=np.int64),
-            np.zeros(count, dtype=np.int32),
-            np.full(count, self._clock(), dtype=np.int64),
-        )
+        timestamps, handled_at = np.full_like(offsets, NO_TIMESTAMP), np.full_like(offsets, self._clock())
+        chunk = Chunk(offsets, timestamps, np.zeros(len(offsets), np.int32), handled_at)
         self._files.add(gone.tp, gone.outcome, chunk)
 
     def store_unreadable(self, records: Records) -> None:
@@ -267,6 +259,7 @@ class TaskRun:
                 handled_at=np.array([result.handled_at for result in results], dtype=np.int64),
                 classes=[result.error_class for result in results],
                 messages=[result.error_message for result in results],
+                places=[result.error_place for result in results],
                 dues=[result.due for result in results] if outcome is Outcome.IN_FLIGHT else None,
                 trees=pa.array([result.tree for result in results], pa.string()).dictionary_encode(),
             )
@@ -296,9 +289,10 @@ class TaskRun:
         """Closes the files. Returns the rows that are left, the last of which are the task's manifest."""
         return (self._manifest(),)
 
-    def _manifest(self) -> pa.RecordBatch:
-        counts = self._files.counts
-        return manifest(self._files.close(), counts, self._waits, self._calls, self._fetched, self._out_of_range)
+    def _manifest(self, **of_trees: Any) -> pa.RecordBatch:
+        """Returns the task's manifest; `of_trees` is what `manifest` takes beside the counts of each task."""
+        files, counts = self._files.close(), self._files.counts
+        return manifest(files, counts, self._waits, self._calls, self._fetched, self._out_of_range, **of_trees)
 
 
 def without_secrets(settings: ReplaySettings) -> ReplaySettings:
@@ -308,11 +302,9 @@ def without_secrets(settings: ReplaySettings) -> ReplaySettings:
 
 
 def ignore_ctrl_c() -> None:
-    """Makes a Python worker of Spark ignore SIGINT: a terminal sends it to each process of the command.
-
-    The driver cancels the job and ends its workers. Without this, the record that is being handled would fail with
-    KeyboardInterrupt, and idle workers would print a traceback.
-    """
+    """Makes a Python worker of Spark ignore SIGINT: a terminal sends it to each process of the command. The driver
+    cancels the job and ends its workers. Without this, the record that is being handled would fail with
+    KeyboardInterrupt, and idle workers would print a traceback."""
     if TaskContext.get() is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

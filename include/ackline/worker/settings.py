@@ -1,15 +1,12 @@
 """What a Spark task gets, its settings, where it proves that it may start, and what it returns, its manifest.
 
-The replay step builds the settings once, and each task gets them pickled. The manifest is the rows that the task
-returns to the driver, with its files and its counts.
-
 The folder of a turn's tasks below the audit root proves that they share the root, and that no part starts twice. The
 driver writes a token into the folder before the job and removes it afterwards. A task looks for the token before its
 first record, so an executor that joins later and does not share the root hands nothing out.
 
 At most once a task also creates a marker, named after its part, before its first record. Where the marker exists, an
 execution of this part may have called the handler, so the task refuses. Spark's attempt number proves nothing: it is 0
-again in a stage that Spark submits anew. Names hold lane, epoch, turn and part.
+again in a stage that Spark submits anew.
 
 Settle removes the tokens before the markers. A task creates its marker and then looks for its token again: if the
 marker of an earlier execution is gone already, so is the token, and the task refuses all the same (I7).
@@ -28,53 +25,32 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
+from ackline.delta.errors import IgnoredStorageErrors, folder_errors, is_outage, storage_errors, unusable_folder
+from ackline.delta.folder import Folder
+from ackline.delta.object_store import is_remote
 from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.handler import Durations, StepCounts, Tier
 from ackline.ledger.answers import TokenSigner
 from ackline.ledger.metrics import FetchTimes
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRanges
 from ackline.ledger.outcomes import Outcome
+from ackline.ledger.published import StagedFile
 from ackline.ledger.turns import TurnId
-from ackline.pipeline.outputs import StagedFile
 from ackline.pipeline.streams import Translation
 from ackline.pipeline.topology import Topology
-from ackline.tables.errors import IgnoredStorageErrors, folder_errors, is_outage, storage_errors, unusable_folder
-from ackline.tables.folder import Folder
-from ackline.tables.object_store import is_remote
 from ackline.worker.files import OutcomeTarget, WrittenFile
 
-_FILE_COLUMNS = {
-    "path": pa.string(),
-    "size": pa.int64(),
-    "rows": pa.int64(),
-    "outcome": pa.string(),
-    "stats": pa.string(),
-    "modification_time": pa.int64(),
-}
-MANIFEST_SCHEMA = pa.schema(
-    _FILE_COLUMNS
-    | {
-        "topic": pa.string(),
-        "partition": pa.int32(),
-        "calls": pa.int64(),
-        "fetched": pa.int64(),
-        "out_of_range": pa.int64(),
-        "fetches": pa.int64(),
-        "fetch_seconds": pa.float64(),
-        "fetch_seconds_max": pa.float64(),
-        "trees": pa.int64(),
-        "unacked": pa.int64(),
-        "times": pa.int64(),
-        "nanoseconds": pa.int64(),
-        "nanoseconds_max": pa.int64(),
-        "step": pa.string(),
-        "executed": pa.int64(),
-        "emitted": pa.int64(),
-        "acked": pa.int64(),
-        "failed": pa.int64(),
-        "output": pa.int32(),
-    }
-)
+_FILE_COLUMNS = ("path", "size", "rows", "outcome", "stats", "modification_time")
+_COLUMNS = {
+    pa.string(): ("path", "outcome", "stats", "topic", "step"),
+    pa.int32(): ("partition", "output"),
+    pa.float64(): ("fetch_seconds", "fetch_seconds_max"),
+    pa.int64(): (
+        "size", "rows", "modification_time", "calls", "fetched", "out_of_range", "fetches", "trees", "unacked", "times",
+        "nanoseconds", "nanoseconds_max", "executed", "emitted", "acked", "failed",
+    ),
+}  # fmt: skip
+MANIFEST_SCHEMA = pa.schema([(name, kind) for kind, names in _COLUMNS.items() for name in names])
 
 
 def manifest(
@@ -133,18 +109,15 @@ class OutputTargets:
     """The columns of each output table whose columns are known, by the number of the output."""
     inferred: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     """The columns that inference begins from, of each other output table; an output may be missing here."""
-    producer: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """librdkafka's properties for outputs to topics; they hold secrets."""
+    producer: Mapping[str, str] | None = field(default_factory=dict, repr=False)
+    """librdkafka's properties for outputs to topics; they hold secrets. None sends nothing, and only looks whether each
+    row can be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """Which handler a job calls, and what becomes of its outcomes.
-
-    The secrets in here are a password for the schema registry, in `translation`, the login of an object store, the
-    secret of the hashes of keys, and the key that signs tokens.
-    They travel only inside the function of a task.
-    """
+    """Which handler a job calls, and what becomes of its outcomes. The secrets in here (of the schema registry, the
+    object store, the hashes of keys, the tokens) travel only inside the function of a task."""
 
     handler: str | None
     """`module:function`; unused where there is a `translation`."""
@@ -158,7 +131,6 @@ class ReplaySettings:
     record_outcomes: bool = True
     """Each outcome becomes a row; otherwise the tasks only count outcomes."""
     isolated: bool = False
-    """A process of its own runs the handler."""
     record_timeout: float | None = None
     """Seconds that one call of the handler may take. Needs `isolated`."""
     translation: Translation | None = None
@@ -166,11 +138,9 @@ class ReplaySettings:
     store_options: Mapping[str, str] | None = field(default=None, repr=False)
     """How tasks reach the object store of the tables (`audit.object_store`); None if the tables are on a disk."""
     topology: Topology | None = None
-    """The steps that get what the handler emits; None without steps."""
     tracking: bool = True
     """A record is acked only once all that came of it is. Otherwise it is acked when its handler has returned."""
     outputs: "OutputTargets | None" = None
-    """Where rows that are emitted to outputs go; None without outputs."""
     debug_sample: float | None = None
     """The part of the records whose edges the tasks log, above 0 and at most 1; None logs none."""
     key_hash_secret: bytes | None = field(default=None, repr=False)
@@ -201,19 +171,16 @@ _TURN = re.compile(r"(?P<lane>.+)-(?P<epoch>\d+)-(?P<n>\d+)")
 
 @dataclass(frozen=True, slots=True)
 class TaskFolder:
-    """What a task needs of the folder: it travels to the executors."""
+    """The folder by which a task proves that it may start, as the task gets it from the driver."""
 
     uri: str
     token: str
     once: bool
-    """Whether a part of the job may be started once only."""
 
     def check(self, part: int | str) -> None:
-        """Checks, before the first record of a part, that this process may hand its records out.
-
-        Raises ConfigError if the folder is not shared or can't be written, FatalError if the part was started before,
-        and TransientError if the object store does not answer.
-        """
+        """Checks, before the first record of a part, that this process may hand its records out. Raises ConfigError if
+        the folder is not shared or can't be written, FatalError if the part was started before, and TransientError if
+        the object store does not answer."""
         folder, host = Folder(self.uri), socket.gethostname()
 
         def error_of(error: BaseException) -> AcklineError:
@@ -276,11 +243,9 @@ class ReplayJob:
 
 @contextmanager
 def open_task_folder(table: str, turn: TurnId, once: bool) -> Iterator[TaskFolder]:
-    """Creates the folder of a turn beside the outcomes table at `table`, with a token for the tasks of one job.
-
-    Removes the token at the end of the context. Under at most once the markers stay until `remove_task_folders`.
-    Raises TransientError if the object store does not answer, and FatalError if the folder can't be written.
-    """
+    """Creates the folder of a turn beside the outcomes table at `table`, with a token for the tasks of one job. Removes
+    the token at the end of the context. Under at most once the markers stay until `remove_task_folders`. Raises
+    TransientError if the object store does not answer, and FatalError if the folder can't be written."""
     uri = f"{_folder_of_turns(table)}/{quote(turn.lane, safe='')}-{turn.epoch}-{turn.n}"
     folder = Folder(uri)
     token = f"{_TOKEN}{uuid.uuid4()}"
@@ -294,10 +259,8 @@ def open_task_folder(table: str, turn: TurnId, once: bool) -> Iterator[TaskFolde
 
 
 def remove_task_folders(table: str, turn: TurnId) -> None:
-    """Removes the folders of this turn and of the lane's earlier ones, which a killed driver may have left.
-
-    Call it after settlement n is stored. What can't be removed stays until a later call.
-    """
+    """Removes the folders of this turn and of the lane's earlier ones, which a killed driver may have left. Call it
+    after settlement n is stored. What can't be removed stays until a later call."""
     turns = Folder(_folder_of_turns(table))
     with IgnoredStorageErrors():
         for name in turns.names():

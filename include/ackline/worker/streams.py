@@ -6,6 +6,7 @@ Decoding and filtering are part of handling a record: what they raise is the out
 no stream takes is skipped, with the error class Unmatched. A failure of the schema registry ends the Spark task.
 """
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -23,15 +24,13 @@ from ackline.ledger.outcomes import ErrorClass
 from ackline.pipeline.functions import StreamFunctions, check_emits, check_in_flight, load_functions, load_steps
 from ackline.pipeline.streams import DECODERS, Decode, Stream, Translation, Undecodable, scalar_texts
 from ackline.worker.call import (
-    CallObserver,
     IsFull,
-    Router,
     call_arrow_handler,
-    call_handler,
     call_record_handler,
     refuse_unfinished,
     use_in_flight_settings,
 )
+from ackline.worker.isolation.serving import CallLog, Observer, serve_requests
 from ackline.worker.outcomes import (
     Clock,
     DecodingFailed,
@@ -41,8 +40,9 @@ from ackline.worker.outcomes import (
     Unmatched,
     outcome_clock,
     outcome_of_exception,
+    tombstone_outcome,
 )
-from ackline.worker.records import Int64s, Records
+from ackline.worker.records import Records
 from ackline.worker.settings import ReplaySettings
 
 # A record is frozen for its handler. These set a slot of it in place, before the handler gets it.
@@ -88,12 +88,9 @@ class _Route:
         raise InvalidOutcome(f"the filter returned {type(wanted).__name__}, not True or False")
 
 
-class Streams(Router):
-    """The streams of a translation, with their functions imported.
-
-    `emits` is True if steps take what handlers emit, `in_flight` if handlers may return InFlight. Raises what
-    `load_functions` raises.
-    """
+class Streams:
+    """The streams of a translation, with their functions imported. `emits` is True if steps take what handlers emit,
+    `in_flight` if handlers may return InFlight. Raises what `load_functions` raises."""
 
     def __init__(self, translation: Translation, *, emits: bool = False, in_flight: bool = False) -> None:
         self._registry = registry = Registry(dict(translation.registry)) if translation.needs_registry else None
@@ -128,11 +125,7 @@ class Streams(Router):
         return [route.functions for route in self._routes]
 
     def call(
-        self,
-        records: Records,
-        now: Clock,
-        observer: CallObserver | None = None,
-        is_full: IsFull | None = None,
+        self, records: Records, now: Clock, observer: Observer | None = None, is_full: IsFull | None = None
     ) -> Outcomes:
         """Returns the outcome of each record; of the first ones, if `is_full` has returned True after one of them. An
         `observer` counts decoding and filters as part of a record's call; it can't observe the batches that filters
@@ -142,9 +135,9 @@ class Streams(Router):
             return _call_arrow_route(routes[0], records, now, observer)
         handler, batches = _routed(routes, records)
         if observer is not None:
-            handler = observer.wrap(handler, Tier.RECORD)
+            handler = observer.log.wrap(handler, Tier.RECORD)
             if self._registry is not None:
-                self._registry.waiting = observer.waiting
+                self._registry.waiting = observer.log.waiting
         outcomes = call_record_handler(
             handler,
             records,
@@ -154,10 +147,9 @@ class Streams(Router):
             is_full,
         )
         outcomes.calls -= sum(outcome.error_class in _NOT_CALLED for outcome in outcomes.not_acked)
-        for route, rows in batches:
-            if rows:
-                _insert(outcomes, np.array(rows), _call_arrow_route(route, records.take(rows), now))
-        outcomes.not_acked.sort(key=lambda outcome: outcome.row)
+        outcomes.insert(
+            (np.array(rows), _call_arrow_route(route, records.take(rows), now)) for route, rows in batches if rows
+        )
         return outcomes
 
 
@@ -212,14 +204,14 @@ def _decoded(routes: tuple[_Route, ...], records: Records, row: int) -> Iterator
                 yield from scalar_texts(decoded)
 
 
-def _call_arrow_route(route: _Route, records: Records, now: Clock, observer: CallObserver | None = None) -> Outcomes:
+def _call_arrow_route(route: _Route, records: Records, now: Clock, observer: Observer | None = None) -> Outcomes:
     """Calls an Arrow handler. Rows that should be text and are not fail alone: the handler does not get them."""
     undecodable: dict[int, str] = {}
     for decode, column in ((route.key, records.keys), (route.value, records.values)):
         if decode is not None:
             undecodable |= {row: reason for row, reason in _not_text(decode, column) if row not in undecodable}
     time = now()
-    failures = [outcome_of_exception(DecodingFailed(reason), row, records, time) for row, reason in undecodable.items()]
+    failures = [outcome_of_exception(DecodingFailed(undecodable[row]), row, None, time) for row in sorted(undecodable)]
     outcomes = Outcomes(np.full(len(records), time, np.int64), failures)
     rows = np.array([row for row in range(len(records)) if row not in undecodable], dtype=np.int64)
     if len(rows):
@@ -228,10 +220,11 @@ def _call_arrow_route(route: _Route, records: Records, now: Clock, observer: Cal
             batch = replace(batch, keys=batch.keys.cast(pa.string()))
         if route.value is not None:
             batch = replace(batch, values=batch.values.cast(pa.string()))
-        handler = route.functions.handler if observer is None else observer.wrap(route.functions.handler, Tier.ARROW)
-        _insert(outcomes, rows, call_arrow_handler(handler, batch, now))
+        handler = (
+            route.functions.handler if observer is None else observer.log.wrap(route.functions.handler, Tier.ARROW)
+        )
+        outcomes.insert([(rows, call_arrow_handler(handler, batch, now))])
         outcomes.calls = len(batch)
-    outcomes.not_acked.sort(key=lambda outcome: outcome.row)
     return outcomes
 
 
@@ -249,12 +242,6 @@ def _not_text(decode: Decode, column: pa.Array) -> Iterator[tuple[int, str]]:
                 yield row, str(error)
 
 
-def _insert(outcomes: Outcomes, rows: Int64s, part: Outcomes) -> None:
-    """Adds the outcomes of some rows, whose indexes are `rows`, to the outcomes of all. Does not sort."""
-    outcomes.handled_at[rows] = part.handled_at
-    outcomes.not_acked += [outcome.at_row(int(rows[outcome.row])) for outcome in part.not_acked]
-
-
 def _decoder(word: str, field: str, registry: Registry | None) -> Decode | None:
     if word == "bytes":
         return None
@@ -264,20 +251,56 @@ def _decoder(word: str, field: str, registry: Registry | None) -> Decode | None:
     return registry.decoder(word, field)
 
 
+def call_handler(
+    handler: Handler | Streams,
+    tier: Tier,
+    records: Records,
+    now: Clock,
+    deliver_tombstones: bool,
+    observer: Observer | None = None,
+    is_full: IsFull | None = None,
+) -> Outcomes:
+    """Calls the handler, and returns the outcome of each record. Without `deliver_tombstones`, records without a value
+    are skipped, and the handler does not get them. A record handler gets no more records once `is_full` returns True:
+    then the outcomes are those of the first records, at least of one. Raises an AcklineError only for what keeps a
+    record from being handled without being its fault."""
+
+    def call(records: Records) -> Outcomes:
+        if isinstance(handler, Streams):
+            return handler.call(records, now, observer, is_full)
+        logged = handler if observer is None else observer.log.wrap(handler, tier)
+        if tier is Tier.RECORD:
+            return call_record_handler(logged, records, now, observer=observer, is_full=is_full)
+        return call_arrow_handler(logged, records, now)
+
+    if deliver_tombstones or not records.values.null_count:
+        return call(records)
+    delivered = records.values.is_valid().to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(delivered)
+    outcomes = Outcomes(np.empty(0, np.int64))
+    if len(rows):
+        outcomes = call(records.filter(delivered))
+    time, count, called = now(), len(records), len(outcomes.handled_at)
+    if called < len(rows):
+        count, rows = int(rows[called]), rows[:called]
+    tombstones = [tombstone_outcome(int(row), time) for row in np.flatnonzero(~delivered[:count])]
+    whole = Outcomes(np.full(count, time, dtype=np.int64), tombstones, outcomes.calls)
+    whole.insert([(rows, outcomes)])
+    return whole
+
+
 CallHandler = Callable[[Records], Outcomes]
 
 
 def load_call(
     settings: ReplaySettings,
     tier: Tier,
-    observer: CallObserver | None = None,
+    observer: Observer | None = None,
     wrap: Callable[[Handler], Handler] | None = None,
     is_full: IsFull | None = None,
 ) -> CallHandler:
     """Returns a function that calls the job's handler in this process, through `wrap` if it is given, until `is_full`.
-
-    Raises what `load_handler_or_streams` raises.
-    """
+    Raises what `load_handler_or_streams` raises."""
     emits, in_flight = settings.topology is not None, settings.tokens is not None
     handler = _load_once(settings.handler, settings.translation, emits, in_flight)
     if wrap is not None:
@@ -287,14 +310,17 @@ def load_call(
     return lambda records: call_handler(handler, tier, records, clock, settings.deliver_tombstones, observer, is_full)
 
 
+def serve(data: socket.socket, log: CallLog) -> None:
+    """Calls the handler of records on batches, as a Spark task does."""
+    serve_requests(data, log, lambda start, observer: load_call(start[0], start[1], observer))
+
+
 def load_handler_or_streams(
     handler: str | None, translation: Translation | None, emits: bool = False, in_flight: bool = False
 ) -> Handler | Streams:
     """Imports the streams of `translation`, or `handler` (`module:function`) where there is no translation. They may
-    emit to steps if `emits`, and hand records on if `in_flight`.
-
-    Raises ConfigError if a function does not import or does not fit, or if the registry's settings are invalid.
-    """
+    emit to steps if `emits`, and hand records on if `in_flight`. Raises ConfigError if a function does not import or
+    does not fit, or if the registry's settings are invalid."""
     if translation is not None:
         streams = Streams(translation, emits=emits, in_flight=in_flight)
         check_in_flight(streams.functions, in_flight)
@@ -308,10 +334,8 @@ def load_handler_or_streams(
 
 
 def load_functions_of_job(settings: ReplaySettings) -> Handler | Streams:
-    """Imports all functions of a job, those of its steps among them. Returns the handler, or the streams.
-
-    Raises what `load_handler_or_streams` and `load_steps` raise.
-    """
+    """Imports all functions of a job, those of its steps among them. Returns the handler, or the streams. Raises what
+    `load_handler_or_streams` and `load_steps` raise."""
     emits, in_flight = settings.topology is not None, settings.tokens is not None
     if settings.topology is not None:
         load_steps(settings.topology)

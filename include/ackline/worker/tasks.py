@@ -3,19 +3,14 @@
 Spark's Kafka source reads fresh records; a task reads its retries itself, with exact reads. The same handler gets both,
 and the same files take their outcomes. No manifest names the files of a task that failed.
 
-Tasks also read fresh ranges exactly, offset by offset, that Spark's Kafka source can't read: it converts each timestamp
-to microseconds, and fails the job for one that then needs more than 64 bits, because a producer has written nanoseconds
-where Kafka means milliseconds. No option of the source avoids that. An exact read takes several times as long, so it is
-made only where it is needed:
-
-- replay asks each partition's leader for the first timestamp that is too large, before anything is handed out.
-- A timestamp that is too small (far before 1970) can't be looked up like that. The job then fails, and starts again
-  with exact reads. By then it has handled some records, like a run that was killed. At most once it does
-  not start again.
+Tasks also read fresh ranges exactly that Spark's Kafka source can't read: it fails the job for a timestamp that needs
+more than 64 bits in microseconds, because a producer has written nanoseconds. An exact read takes several times as
+long, so replay asks each partition's leader for the first timestamp that is too large. One that is too small can't be
+looked up like that. The job then fails, and starts again with exact reads, but not at most once: it has handled some
+records by then.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
@@ -42,8 +37,6 @@ from ackline.worker.records import (
 )
 from ackline.worker.run import FETCHED, UNREADABLE, TaskRun
 from ackline.worker.settings import KafkaSettings, TaskSettings
-from ackline.worker.trees.calls import rarer_collection
-from ackline.worker.trees.stages import SourceRun
 
 Attempts = ValuedRanges[int]
 """Offsets of one topic-partition to read; the value is the number of the attempt that each is now given, or FRESH."""
@@ -146,15 +139,18 @@ class _Collected:
             yield records if self.readable else UnreadableRecords(records)
 
 
-def read_retries_exactly(
-    retries: Retries, config: Mapping[str, str], isolation_level: str, fetched: Callable[[int], None]
-) -> Iterator[Batch]:
-    """Yields what the log holds at the wanted offsets, in the order of offsets within a topic-partition. At the end
-    calls `fetched` with the number of records that the broker sent.
+def read_retries_exactly(kafka: KafkaSettings, retries: Retries, fetched: Callable[[int], None]) -> Iterator[Batch]:
+    """Yields what `batches_of_reader` yields, with a reader of its own. At the end calls `fetched` with the number of
+    records that the broker sent."""
+    with ExactReader(kafka.properties, kafka.isolation_level) as reader:
+        yield from batches_of_reader(reader, retries)
+        fetched(reader.delivered)
 
-    Yields nothing for a fresh offset that is a gap. Raises what `ExactReader` raises, RangeGone if retention has taken
-    a fresh offset, and FatalError if the reader left an offset out.
-    """
+
+def batches_of_reader(reader: ExactReader, retries: Retries) -> Iterator[Batch]:
+    """Yields what the log holds at the wanted offsets, in the order of offsets within a topic-partition. Yields nothing
+    for a fresh offset that is a gap. Raises what `ExactReader` raises, RangeGone if retention has taken a fresh offset,
+    and FatalError if the reader left an offset out."""
     collected = {
         tp: _Collected(
             {offset: attempts.value for attempts in ranges for offset in range(attempts.start, attempts.end)}
@@ -162,13 +158,11 @@ def read_retries_exactly(
         for tp, ranges in retries.items()
     }
     answered = 0
-    with ExactReader(config, isolation_level) as reader:
-        for answer in reader.read({tp: list(batch.attempts) for tp, batch in collected.items()}):
-            answered += 1
-            yield from collected[answer.topic_partition].add(answer.topic_partition, answer)
-        for tp, batch in collected.items():
-            yield from batch.flush(tp)
-        fetched(reader.delivered)
+    for answer in reader.read({tp: list(batch.attempts) for tp, batch in collected.items()}):
+        answered += 1
+        yield from collected[answer.topic_partition].add(answer.topic_partition, answer)
+    for tp, batch in collected.items():
+        yield from batch.flush(tp)
     expected = sum(len(batch.attempts) for batch in collected.values())
     if answered != expected:
         raise FatalError(f"the reader answered {answered} of {expected} retries; nothing was stored")
@@ -204,11 +198,15 @@ Batches = Iterator[pa.RecordBatch]
 Task = Callable[[Batches], Batches]
 
 
-def handle_fresh(settings: TaskSettings) -> Task:
+OpenRun = Callable[[TaskSettings, str], TaskRun]
+"""Makes the run of a task from its settings and the name of its source: `TaskRun`, or that of a pipeline with steps."""
+
+
+def handle_fresh(settings: TaskSettings, open_run: OpenRun = TaskRun) -> Task:
     """Returns the task that handles records of Spark's Kafka source."""
 
     def task(batches: Batches) -> Batches:
-        with _collection(settings), _run(settings) as run:
+        with open_run(settings, "fresh") as run:
             for batch, wait in timed_fetches(batches, perf_counter):
                 for tp, part in _by_topic_partition(batch, settings.topic):
                     run.count_wait(tp, wait)
@@ -221,27 +219,31 @@ def handle_fresh(settings: TaskSettings) -> Task:
     return task
 
 
-def handle_retries(settings: TaskSettings, kafka: KafkaSettings, parts: Any) -> Task:
+def handle_retries(settings: TaskSettings, kafka: KafkaSettings, parts: Any, open_run: OpenRun = TaskRun) -> Task:
     """Returns the task that reads and handles retries. `parts` is a broadcast list; the task's rows hold its indexes in
     the column `id`."""
 
     def task(batches: Batches) -> Batches:
-        with _collection(settings), _run(settings, "exact") as run:
+        with open_run(settings, "exact") as run:
             for retries in _retries_of_task(batches, parts):
-                read = read_retries_exactly(retries, kafka.properties, kafka.isolation_level, run.count_fetched)
-                for batch, wait in timed_fetches(read, perf_counter):
-                    run.count_wait(batch.tp, wait)
-                    if isinstance(batch, GoneOffsets):
-                        run.store_gone(batch)
-                    elif isinstance(batch, UnreadableRecords):
-                        run.store_unreadable(batch.records)
-                    else:
-                        for portion in run.portions(batch):
-                            run.handle(portion)
-                            yield from run.rows()
+                yield from handle_batches(run, read_retries_exactly(kafka, retries, run.count_fetched))
             yield from run.finish()
 
     return task
+
+
+def handle_batches(run: TaskRun, batches: Iterable[Batch]) -> Batches:
+    """Handles what an exact read has found. Yields the rows for other tasks, but for those that `finish` returns."""
+    for batch, wait in timed_fetches(batches, perf_counter):
+        run.count_wait(batch.tp, wait)
+        if isinstance(batch, GoneOffsets):
+            run.store_gone(batch)
+        elif isinstance(batch, UnreadableRecords):
+            run.store_unreadable(batch.records)
+        else:
+            for portion in run.portions(batch):
+                run.handle(portion)
+                yield from run.rows()
 
 
 def read_retries(kafka: KafkaSettings, parts: Any) -> Task:
@@ -251,7 +253,7 @@ def read_retries(kafka: KafkaSettings, parts: Any) -> Task:
     def task(batches: Batches) -> Batches:
         fetched: list[int] = []
         for retries in _retries_of_task(batches, parts):
-            for batch in read_retries_exactly(retries, kafka.properties, kafka.isolation_level, fetched.append):
+            for batch in read_retries_exactly(kafka, retries, fetched.append):
                 if isinstance(batch, GoneOffsets):
                     yield _note_rows(batch.tp, batch.offsets, batch.outcome)
                 elif isinstance(batch, UnreadableRecords):
@@ -276,14 +278,6 @@ def store_column(settings: TaskSettings) -> Task:
             yield from run.finish()
 
     return task
-
-
-def _run(settings: TaskSettings, source: str = "fresh") -> TaskRun:
-    return TaskRun(settings, source) if settings.replay.topology is None else SourceRun(settings, source)
-
-
-def _collection(settings: TaskSettings) -> AbstractContextManager[None]:
-    return nullcontext() if settings.replay.topology is None else rarer_collection()
 
 
 def _retries_of_task(batches: Batches, parts: Any) -> Iterator[Retries]:

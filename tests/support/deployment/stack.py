@@ -7,7 +7,6 @@ packages that a team adds to its image.
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ackline.local.airflow_servers import LocalAirflow
-from ackline.local.connection import LOOPBACK
+from ackline.local.connection import LOOPBACK, listens
 from ackline.local.processes import Server, free_ports, start, wait_until
 from tests.support.environments import made_environment, packages_of
 
@@ -60,7 +59,7 @@ def postgres() -> Iterator[str]:
             )  # type: ignore[call-overload]  # fmt: skip
         server = Server(process, guarded=True)
         try:
-            assert wait_until(lambda: _listens(port) or not server.alive(), START_SECONDS)
+            assert wait_until(lambda: listens(port) or not server.alive(), START_SECONDS)
             assert server.alive(), (home / "log").read_text()
             yield f"postgresql+psycopg2://airflow@{LOOPBACK}:{port}/postgres"
         finally:
@@ -78,15 +77,10 @@ def redis(folder: Path) -> Iterator[str]:
     command = [str(program), "--port", str(port), "--bind", LOOPBACK, "--save", "", "--appendonly", "no"]
     server = start(command, env=os.environ, log=folder / "redis.log", folder=folder)
     try:
-        assert wait_until(lambda: _listens(port), START_SECONDS), (folder / "redis.log").read_text()
+        assert wait_until(lambda: listens(port), START_SECONDS), (folder / "redis.log").read_text()
         yield f"redis://{LOOPBACK}:{port}/0"
     finally:
         server.stop(10)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex((LOOPBACK, port)) == 0
 
 
 def airflow(deployed: LocalAirflow, *arguments: str) -> str:

@@ -23,7 +23,6 @@ class OneAtATime:
         self._lock = Lock()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        """Serves one request."""
         if environ["PATH_INFO"].startswith(CARELESS):
             environ.pop("HTTP_IF_NONE_MATCH", None)
         with self._lock:

@@ -1,15 +1,14 @@
 """Starts the S3 server of the tests, and makes its environment first if it is not there yet."""
 
-import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ackline.local.processes import free_ports
+from ackline.local.connection import listens
+from ackline.local.processes import free_ports, wait_until
 from tests.support.environments import made_environment
 
 FOLDER = Path(__file__).parent
@@ -37,31 +36,20 @@ class ObjectStore:
         }
 
     def bucket(self, name: str) -> str:
-        """Creates a bucket, and returns its URI."""
         urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/{name}", method="PUT"), timeout=30).close()
         return f"s3://{name}"
 
 
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
-    """Runs a server, and ends it with the context."""
     port = free_ports(1)[0]
     command = [str(made_environment(REQUIREMENTS) / "bin" / "python"), str(FOLDER / "server.py"), str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
-            _wait_for(port, process)
+            assert wait_until(lambda: process.poll() is not None or listens(port), 60), (
+                "the object store does not start"
+            )
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
             yield ObjectStore(f"http://127.0.0.1:{port}")
         finally:
             process.terminate()
-
-
-def _wait_for(port: int, process: "subprocess.Popen[str]") -> None:
-    until = time.monotonic() + 60
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            assert process.poll() is None, process.stderr.read() if process.stderr else ""
-            assert time.monotonic() < until, "the object store does not start"
-            time.sleep(0.05)

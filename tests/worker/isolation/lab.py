@@ -29,7 +29,6 @@ def batch_of(values: Sequence[bytes | None], topic: str = "orders") -> Records:
 
 
 def classes(outcomes: Outcomes, count: int) -> list[str]:
-    """The error class of each row, or "acked"."""
     return [str(error_class or outcome) for outcome, error_class in results(outcomes, count)]
 
 
@@ -39,12 +38,10 @@ def call(handler: IsolatedHandler, values: Sequence[bytes | None]) -> list[str]:
 
 
 def calls(folder: Path) -> list[int]:
-    """The offsets of the handler's calls, in their order."""
     return [int(line.split()[0]) for line in (folder / "calls").read_text().splitlines()]
 
 
 def pids(folder: Path, name: str = "calls") -> list[int]:
-    """The processes that wrote to a file of the folder."""
     return list(dict.fromkeys(int(line.split()[-1]) for line in (folder / name).read_text().splitlines()))
 
 
@@ -53,7 +50,6 @@ SPLIT = f"{HANDLERS}:split"
 
 
 def steps(*blocks: dict[str, Any]) -> Topology:
-    """A topology of steps, each with the handler of its name."""
     named = ({**block, "handler": f"{HANDLERS}:{block['name']}"} for block in blocks)
     return topology([StepBlock.model_validate(block) for block in named])
 
@@ -64,7 +60,6 @@ GROUPED = steps(
 
 
 def items(*deeds: dict[str, str]) -> list[dict[str, Any]]:
-    """The items of a record, each with what its steps do."""
     return [{"key": f"k{number}", "do": deed} for number, deed in enumerate(deeds)]
 
 

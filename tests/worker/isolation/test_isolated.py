@@ -15,16 +15,14 @@ from ackline.errors import ConfigError, FatalError, TransientError
 from ackline.handler import Record, Tier, load_handler, tier_of
 from ackline.ledger.outcomes import Outcome
 from ackline.local.processes import wait_until
-from ackline.worker.call import call_handler
 from ackline.worker.isolation.handler_process import HandlerProcess
 from ackline.worker.isolation.serving import CallLog, CallState
+from ackline.worker.streams import call_handler
 from tests.worker.batches import NOW
 from tests.worker.isolation.conftest import MakeIsolated, children
 from tests.worker.isolation.lab import KILLERS, batch_of, call, calls, classes, pids
 
 ROOT = Path(__file__).parents[3]
-
-# ---- the process lives --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("deliver", [False, True])
@@ -56,9 +54,6 @@ def test_values_of_50_mb_and_batches_of_any_size_pass(isolated: MakeIsolated, fo
     handler = isolated()
     assert call(handler, [b"-" * 50_000_000, b"kill", b"-" * 50_000_000]) == ["acked", "WorkerLost", "acked"]
     assert (call(handler, [b"a"] * 20_000), len(calls(folder))) == (["acked"] * 20_000, 20_003)
-
-
-# ---- the process dies ---------------------------------------------------------------------------------------------
 
 
 def test_records_that_kill_their_process_fail_and_no_record_is_handed_out_twice(
@@ -130,9 +125,6 @@ def test_a_death_between_batches_fails_no_record(
     assert (call(handler, [value, b"b"]), calls(folder)) == (["acked", "acked"], [100, 100, 102])
 
 
-# ---- a call hangs -------------------------------------------------------------------------------------------------
-
-
 def test_records_that_do_not_return_fail_after_the_limit(isolated: MakeIsolated, folder: Path) -> None:
     """Fault 12: in Python, in C with the interpreter's lock, in a regular expression, stopped from outside."""
     start = time.monotonic()
@@ -157,9 +149,6 @@ def test_the_limit_is_for_a_record_not_for_a_batch(isolated: MakeIsolated) -> No
     assert call(isolated("take_a_tenth", limit=0.4), [b"a"] * 10) == ["acked"] * 10
 
 
-# ---- Arrow handlers -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("deed", "error_class"), [(b"segfault", "WorkerLost"), (b"spin", "Timeout")])
 def test_a_batch_is_halved_until_the_culprit_is_alone(
     isolated: MakeIsolated, folder: Path, deed: bytes, error_class: str
@@ -182,18 +171,13 @@ def test_where_nothing_may_be_called_twice_a_killed_batch_fails_whole(isolated: 
     assert (outcomes.not_acked[0].error_message, calls(folder)) == (message, [100, 104, 106])
 
 
-# ---- the import fails, the fork server dies -----------------------------------------------------------------------
-
 AT_IMPORT = "tests.worker.isolation.killers_at_import:handle"
 
 
-@pytest.mark.parametrize(
-    ("deed", "error", "imports"),
-    [
-        ("missing", pytest.raises(ConfigError, match="does not import: ModuleNotFoundError"), 1),
-        ("segfault", pytest.raises(FatalError, match="SIGSEGV, 3 times before it was given a record"), 3),
-    ],
-)
+@pytest.mark.parametrize(("deed", "error", "imports"), [
+    ("missing", pytest.raises(ConfigError, match="does not import: ModuleNotFoundError"), 1),
+    ("segfault", pytest.raises(FatalError, match="SIGSEGV, 3 times before it was given a record"), 3),
+])  # fmt: skip
 def test_an_import_that_raises_or_kills_fails_the_task(
     isolated: MakeIsolated, folder: Path, monkeypatch: pytest.MonkeyPatch, deed: str, error: Any, imports: int
 ) -> None:

@@ -39,7 +39,6 @@ DEEDS = {
 
 
 def put(tasks: TaskLab, records: list[list[dict[str, Any]]]) -> Any:
-    """A topic-partition with these records."""
     return tasks.put(*(json.dumps({"items": record}).encode() for record in records))
 
 
@@ -53,7 +52,6 @@ def ran(tasks: TaskLab, records: list[list[dict[str, Any]]], of: Topology, **set
 
 
 def job_topic(job: ReplayJob) -> str:
-    """The only topic of a job."""
     [tp] = job.fresh
     return tp.topic
 
@@ -61,7 +59,8 @@ def job_topic(job: ReplayJob) -> str:
 @pytest.mark.parametrize("handler", ["by_deed", "arrow_by_deed"])
 def test_what_kills_or_hangs_its_process_fails_alone(tasks: TaskLab, handler: str) -> None:
     """Fresh records of one partition and retries of another, in one job."""
-    fresh, retries = TopicPartition("topic", 0), TopicPartition("topic", 1)
+    topic = tasks.new_topic(2)
+    fresh, retries = TopicPartition(topic, 0), TopicPartition(topic, 1)
     for tp in (fresh, retries):
         tasks.put_records(tp, [(b"k", word) for word in WORDS])
     attempts = {retries: dict.fromkeys(range(1, 6), 2)}
@@ -92,15 +91,12 @@ def test_a_handler_that_can_not_be_isolated_is_refused_only_if_its_pipeline_asks
     assert "process of its own" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("of", "once"),
-    [
-        pytest.param(GROUPED, False, id="grouped"),
-        pytest.param(GROUPED, True, id="grouped, once", marks=pytest.mark.deep),
-        pytest.param(CHAINED, False, id="chained", marks=pytest.mark.deep),
-        pytest.param(CHAINED, True, id="chained, once", marks=pytest.mark.deep),
-    ],
-)
+@pytest.mark.parametrize(("of", "once"), [
+    pytest.param(GROUPED, False, id="grouped"),
+    pytest.param(GROUPED, True, id="grouped, once", marks=pytest.mark.deep),
+    pytest.param(CHAINED, False, id="chained", marks=pytest.mark.deep),
+    pytest.param(CHAINED, True, id="chained, once", marks=pytest.mark.deep),
+])  # fmt: skip
 def test_a_tuple_that_kills_or_hangs_its_process_fails_its_record_alone(
     tasks: TaskLab, of: Topology, once: bool
 ) -> None:

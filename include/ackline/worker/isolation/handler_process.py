@@ -4,8 +4,7 @@
 fork server (`ackline.worker.isolation.fork_server`) starts the process, kills it, and reports how it ended. The task
 waits in one place, on both sockets at once, so it notices a death as well as a hang.
 
-`IsolatedHandler` is the handler of records there. The process calls it with the same `call_handler` as a Spark task
-does. If the process dies before it answers, `IsolatedHandler` finds the culprit:
+`IsolatedHandler` is the handler of records there. If the process dies before it answers, it finds the culprit:
 - A record handler gets one record at a time. The record of the last call caused the death, and fails. Records before it
   keep the outcomes that they had. A new process gets the rest; no record is given to the handler twice.
 - An Arrow handler gets a batch. The batch is halved and tried again until the culprit is alone. At most once allows no
@@ -83,10 +82,8 @@ class Death:
 
 
 class HandlerProcess:
-    """One process at a time; the next request after a death starts another.
-
-    Each process imports the module `program` and gets `start` as its first message. A call may take `limit` seconds.
-    """
+    """One process at a time; the next request after a death starts another. Each process imports the module `program`
+    and gets `start` as its first message. A call may take `limit` seconds."""
 
     def __init__(self, program: str, start: object, limit: float | None) -> None:
         self._first_message, self._limit = start, limit
@@ -108,11 +105,8 @@ class HandlerProcess:
 
     def request(self, request: object, calls: int) -> object:
         """Has the process make the calls of a request, of which there are at most `calls`. Returns the response, or the
-        `Death` of the process.
-
-        Raises what the calls and the handler's import raise in the process, TransientError if the fork server is gone,
-        and FatalError if processes died three times in a row before they made a call.
-        """
+        `Death` of the process. Raises what the calls and the handler's import raise in the process, TransientError if
+        the fork server is gone, and FatalError if processes died three times in a row before they made a call."""
         self._log.begin_batch(calls)
         response = self._start() if self._data is None else None
         if not isinstance(response, Death):
@@ -285,7 +279,7 @@ def _describe_exit(status: int) -> str:
         return f"was killed by signal {-status}"
 
 
-RECORDS_PROGRAM = "ackline.worker.isolation.serving"
+RECORDS_PROGRAM = "ackline.worker.streams"
 _ROWS_AFTER_DEATH = 100
 """The next process after a death first gets this many rows. If many records kill their process, the large rest of the
 batch is not sent again for each of them."""
@@ -316,7 +310,11 @@ class IsolatedHandler:
             else:
                 assert isinstance(result, Outcomes)
                 parts.append((rows, result))
-        return _merge(len(records), parts)
+        if len(parts) == 1:
+            return parts[0][1]
+        whole = Outcomes(np.empty(len(records), np.int64), calls=sum(outcomes.calls for _, outcomes in parts))
+        whole.insert(parts)
+        return whole
 
     def _split(self, part: Records, death: Death) -> tuple[Int64s, list[Int64s]]:
         """Returns the rows of `part` whose outcome the death decides, and those to try again: the last list first."""
@@ -332,7 +330,6 @@ class IsolatedHandler:
         return begun[:0], [rest, begun[half:], begun[:half]]
 
     def _outcomes_after_death(self, part: Records, decided: Int64s, death: Death) -> Outcomes:
-        """Returns the outcomes of rows that the handler was given before its process died."""
         time = self._now()
         if death.as_batch:
             not_acked = [self._failure(row, death, time, len(decided)) for row in range(len(decided))]
@@ -363,16 +360,3 @@ def _outcomes_of_calls(offsets: Int64s, death: Death, culprit: int | None, failu
                 yield outcome.at_row(row)
         elif offset == culprit:
             yield failure.at_row(row)
-
-
-def _merge(count: int, parts: list[tuple[Int64s, Outcomes]]) -> Outcomes:
-    """Joins the outcomes of parts into those of all `count` rows. Each part has the indexes of its rows."""
-    if len(parts) == 1:
-        return parts[0][1]
-    handled_at = np.empty(count, dtype=np.int64)
-    not_acked: list[RowOutcome] = []
-    for rows, outcomes in parts:
-        handled_at[rows] = outcomes.handled_at
-        not_acked += [outcome.at_row(int(rows[outcome.row])) for outcome in outcomes.not_acked]
-    calls = sum(outcomes.calls for _, outcomes in parts)
-    return Outcomes(handled_at, sorted(not_acked, key=lambda outcome: outcome.row), calls)

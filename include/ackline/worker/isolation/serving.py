@@ -1,8 +1,7 @@
 """What runs in a handler's process, the log of its calls, and the messages between it and its Spark task.
 
-The process calls handlers for the task, one request after another. Its module has a function `serve`; the one here is
-for the handler of records, and `ackline.worker.trees.isolated` has the one for trees. The fork server imports the
-module before it forks (`ackline.worker.isolation.fork_server`).
+The process calls handlers for the task, one request after another, by the function `serve` of `ackline.worker.streams`
+or of `ackline.trees.isolated`, which the fork server has imported.
 
 The process logs each call before it makes the call, in memory that it shares with the task, so the log survives
 whatever the call does. If the process dies, or a call does not end, the task reads there which records the handler was
@@ -25,7 +24,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +34,6 @@ from ackline.errors import AcklineError, FatalError
 from ackline.handler import Handler, Record, Tier
 from ackline.worker.outcomes import RowOutcome
 from ackline.worker.records import Int64s
-from ackline.worker.streams import load_call
 
 _WORD = 8
 # The words of the log: how many rows the handler was given, when the call under way began (0: none is under way),
@@ -49,9 +47,7 @@ _INITIAL_ROWS = 1024
 
 class CallState(NamedTuple):
     """How many rows of the batch the handler was given, and when the call under way began (CLOCK_MONOTONIC, ns).
-
-    `began_at` is 0 if no call is under way, and negative while a call waits for the schema registry.
-    """
+    `began_at` is 0 if no call is under way, and negative while a call waits for the schema registry."""
 
     given: int
     began_at: int
@@ -243,32 +239,19 @@ class Inbox:
 
 
 Respond = Callable[[Any], object]
-"""Makes the calls of a request, and returns the response."""
 
 
 class Observer:
-    """The `CallObserver` of a handler's process: logs calls, and sends to the task what must not be lost with this
-    process."""
+    """Has the log of the calls in a handler's process, and sends to the task what must not be lost with this process,
+    which any call may end."""
 
     def __init__(self, data: socket.socket, log: CallLog) -> None:
         self._data = data
-        self._log = log
-
-    def wrap(self, handler: Handler, tier: Tier) -> Handler:
-        """Returns the handler; each call of it is logged before it is made."""
-        return self._log.wrap(handler, tier)
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Returns a context whose time does not count against the limit of the call under way."""
-        return self._log.waiting()
+        self.log = log
 
     def report(self, offset: int, outcome: RowOutcome) -> None:
         """Sends the outcome of the record at `offset` at once."""
         send(self._data, ("outcome", (offset, outcome)))
-
-    def begin_call(self, number: int) -> None:
-        """Logs that the call `number` of the request begins."""
-        self._log.begin_call(number)
 
     def returned(self, number: int, result: object) -> None:
         """Sends what the call `number` has returned, so that it is not lost with this process."""
@@ -279,16 +262,9 @@ class Observer:
         send(self._data, ("raised", (number, result)))
 
 
-def serve(data: socket.socket, log: CallLog) -> None:
-    """Calls the handler of records on batches, as a Spark task does."""
-    serve_requests(data, log, lambda start, observer: load_call(start[0], start[1], observer))
-
-
 def serve_requests(data: socket.socket, log: CallLog, load: Callable[[Any, Observer], Respond]) -> None:
     """Serves requests until the task closes the socket. `load` imports the handlers; it gets the task's first message.
-
-    Sends an AcklineError of `load` or of a request to the task.
-    """
+    Sends an AcklineError of `load` or of a request to the task."""
     try:
         respond = load(receive(data), Observer(data, log))
         send(data, ("ready", None))

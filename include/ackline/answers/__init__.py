@@ -1,0 +1,1 @@
+"""What answers an operator's questions: status, explain, dead records, and why a lane stands still. Changes nothing."""

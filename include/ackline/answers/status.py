@@ -1,0 +1,395 @@
+"""Where a pipeline is: its newest settlement, compared with the present logs and commits of the broker.
+
+The status of a partition, of a topic and of a whole pipeline are JSON objects: `ackline status` prints them, and
+Airflow's metrics are made of them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from ackline.actions.objects import JsonObject, Time, missing_keys
+from ackline.errors import AcklineError
+from ackline.lane.adapters import Adapters
+from ackline.lane.commit import claimed_floors
+from ackline.lane.log_checks import KafkaView, observe_kafka
+from ackline.lane.plans import lane_ranges
+from ackline.lane.turn_metrics import expiries_of
+from ackline.lane.ways_out import StandsStill
+from ackline.ledger.explain import HeldBy, held_by
+from ackline.ledger.fold import PendingKind
+from ackline.ledger.metrics import (
+    FETCH_MAX,
+    FETCH_MEAN,
+    FETCHES,
+    TOTALS,
+    StepFigures,
+    due_retries,
+    lag_seconds,
+    oldest_pending,
+    steps_json,
+)
+from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
+from ackline.ledger.states import PartitionFacts, Signals, State, state_of
+from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnId
+from ackline.pipeline.warnings import overdue_at
+from ackline.steps.plan import preview_lane
+from ackline.tables.layout import holder_of
+from ackline.tables.lease import Holder
+
+MISSING, CREATED_AGAIN, TRUNCATED, LET_GO = "missing", "created again", "truncated", "let go"
+"""Why a run stops at a partition: it is gone; its topic was created again; its log ends below what was read. Or why it
+passes over one: an operator has let it go."""
+_STOPPED = (MISSING, CREATED_AGAIN, TRUNCATED)
+
+
+class _WithTotals(JsonObject):
+    """An object whose `totals` have a key for each outcome."""
+
+    @model_serializer(mode="wrap")
+    def _keys(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        keys: dict[str, Any] = {}
+        for key, value in values(self).items():
+            keys |= value if key == "totals" else {key: value}
+        return keys
+
+
+class PartitionStatus(_WithTotals):
+    """One partition.
+
+    `floor` is that of the newest settlement or claim; every offset below `read` was read and handled. `lag` is
+    `log_end - floor`, in offsets. `lag_seconds` is the age of the record at the floor, or of the first one above it
+    that retention has left: 0 without lag, None if the broker has no time for it. Both are None if there is no log to
+    compare with. `due` counts retries that are due now. `oldest_pending_at` is the time of the record at the
+    lowest pending offset; None if retention took it. `totals` are the offsets of the epoch by outcome, and
+    `retries`. The fetch values are those of the last turn that read from the partition. `why` is the reason for which
+    runs leave the partition alone (paused, no longer subscribed, no leader) or stop at it (missing, created again,
+    truncated); None if there is none. `state` is how the partition is (`ackline.ledger.states`); `failing_share` is the
+    share of the last new records that failed, None if no turn has met any. `retention_eta` is when retention may take
+    the first record that is not settled.
+    """
+
+    lane: str
+    epoch: int
+    topic: str
+    partition: int
+    log_start: int | None
+    log_end: int | None
+    committed: int | None
+    floor: int
+    complete_to: int
+    pending: Mapping[PendingKind, int]
+    next_due: Time | None
+    lag: int | None
+    lag_seconds: float | None
+    read: int
+    due: int
+    oldest_pending_offset: int | None
+    oldest_pending_at: Time | None
+    totals: Mapping[str, int]
+    fetches: int | None
+    fetch_seconds_mean: float | None
+    fetch_seconds_max: float | None
+    state: State
+    failing_share: float | None
+    retention_eta: Time | None
+    why: str | None = None
+    floor_since: datetime | None = Field(default=None, exclude=True)
+    """Since when the floor has not moved, though records wait above it."""
+    unsettled_since: datetime | None = Field(default=None, exclude=True)
+    """The time of the record at the floor, or of the first one above it that retention has left."""
+    held_by: HeldBy | None = Field(default=None, exclude=True)
+    """The pending offset that holds the floor; None if nothing is pending, and under the claim of an open turn."""
+
+
+class TopicStatus(_WithTotals):
+    """All partitions of a topic: sums, and the maximum or minimum of values that can't be added.
+
+    A value is None if it is unknown for every partition.
+    """
+
+    topic: str
+    partitions: int
+    log_start: int | None
+    log_end: int | None
+    committed: int | None
+    floor: int
+    read: int
+    pending: Mapping[PendingKind, int]
+    due: int
+    oldest_pending_at: Time | None
+    lag: int | None
+    lag_seconds: float | None
+    totals: Mapping[str, int]
+    fetches: int | None
+    fetch_seconds_max: float | None
+
+
+def status(adapters: Adapters) -> list[PartitionStatus]:
+    """Returns the status of every partition of the lane, and of those that would join it now; stores nothing."""
+    return status_and_missing(adapters)[0]
+
+
+def status_and_missing(adapters: Adapters, reads_broker: bool = True) -> tuple[list[PartitionStatus], tuple[str, ...]]:
+    """Returns the status of every partition, and what the file names and the broker does not have.
+
+    Without `reads_broker` it is what the tables hold: nothing of the logs and of the group is known.
+    """
+    newest = adapters.store.newest()
+    view = observe_kafka(adapters, newest) if reads_broker else _unobserved(newest)
+    lane = preview_lane(adapters, newest, view) if reads_broker else dict(newest.partitions if newest else {})
+    # The group is committed to what a claim has set while its turn is under way.
+    plan = adapters.store.open_plan(newest) if newest and adapters.pipeline.guarantee.claims else None
+    floors = {tp: settled.state.floor for tp, settled in lane.items()} | (
+        claimed_floors(adapters, plan) if plan else {}
+    )
+    # In a topic that was created again, the lane's offsets mean nothing: there is no lag.
+    logs = {tp: view.bounds.get(tp) for tp, row in lane.items() if view.topic_ids.get(tp.topic) == row.topic_id}
+    behind = {tp: max(floors[tp], log.start) for tp, log in logs.items() if log and floors[tp] < log.end}
+    times = adapters.cluster.record_times(behind) if behind else {}
+    expiries = expiries_of(adapters, {tp: times.get(tp) for tp in behind})
+    now, partitions = adapters.now(), []
+    chosen = lane_ranges(adapters, newest.turn.epoch) if newest else None
+    overdue = None if newest is None else overdue_at(adapters.pipeline.schedule, newest.settled_at)
+    for tp, settled in sorted(lane.items()):
+        log, same_log = view.bounds.get(tp), logs.get(tp)
+        is_known = same_log is not None and floors[tp] <= same_log.end
+        committed = view.committed.get(tp)
+        oldest, metrics = oldest_pending(settled.state), settled.metrics or {}
+        why, signals = _why(adapters, tp, settled, view, reads_broker), Signals.of(settled.metrics)
+        lag, pending = same_log.end - floors[tp] if same_log else None, settled.state.pending_by_kind()
+        facts = PartitionFacts(
+            floors[tp], lag if chosen is None else settled.state.unsettled_in(chosen[tp]), log.start if log else None,
+            sum(pending.values()),
+            undelivered=pending[PendingKind.DEAD_LETTER],
+            paused=why in (PAUSED, PARKED, LET_GO), stands_still=why in _STOPPED,
+            expired=bool(settled.counts.get("expired")),
+            signals=replace(signals, retention_at=expiries.get(tp)) if reads_broker else signals,
+            is_overdue=overdue is not None and now > overdue,
+        )  # fmt: skip
+        partitions.append(
+            PartitionStatus(
+                lane=adapters.store.lane,
+                epoch=newest.turn.epoch if newest else 0,
+                topic=tp.topic,
+                partition=tp.partition,
+                log_start=log.start if log else None,
+                log_end=log.end if log else None,
+                committed=committed.offset if committed else None,
+                floor=floors[tp],
+                complete_to=settled.state.complete_to,
+                pending=pending,
+                next_due=settled.state.next_due,
+                lag=lag,
+                lag_seconds=lag_seconds(tp in behind, times.get(tp), now) if is_known else None,
+                read=settled.state.complete_to,
+                due=due_retries(settled.state, now),
+                oldest_pending_offset=oldest,
+                oldest_pending_at=times.get(tp) if oldest is not None and oldest == behind.get(tp) else None,
+                totals={word: (settled.totals or {}).get(word, 0) for word in TOTALS},
+                fetches=int(metrics[FETCHES]) if FETCHES in metrics else None,
+                fetch_seconds_mean=metrics.get(FETCH_MEAN),
+                fetch_seconds_max=metrics.get(FETCH_MAX),
+                state=state_of(facts, now),
+                failing_share=signals.failing_share,
+                floor_since=signals.floor_since,
+                retention_eta=facts.signals.retention_at if lag != 0 else None,
+                why=why,
+                unsettled_since=times.get(tp),
+                held_by=held_by(settled.state) if floors[tp] == settled.state.floor else None,
+            )
+        )
+    return partitions, view.missing
+
+
+def _unobserved(newest: Settlement | None) -> KafkaView:
+    """Returns a view of the lane's topics of which nothing is known but their ids."""
+    lane = newest.partitions if newest else {}
+    return KafkaView({tp.topic: row.known_topic_id for tp, row in lane.items()}, dict.fromkeys(lane), {}, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """Why the broker of a lane was not read, and the turn whose state is shown instead; None if no turn is stored."""
+
+    error: AcklineError
+    turn: TurnId | None
+    settled_at: datetime | None
+
+    @classmethod
+    def of(cls, adapters: Adapters, error: AcklineError) -> "Unreachable":
+        """Returns it with the newest turn of the lane. Raises what reading the tables raises."""
+        newest = adapters.store.newest()
+        return cls(error, newest.turn if newest else None, newest.settled_at if newest else None)
+
+    @property
+    def text(self) -> str:
+        """What a person reads before the state: what is shown, and what is missing."""
+        error = f"{str(self.error).rstrip('.')}."
+        error = error[0].upper() + error[1:]
+        if self.turn is None or self.settled_at is None:
+            return error
+        return (
+            f"{error} What is shown is the state that turn {self.turn.n} of epoch {self.turn.epoch} has stored at "
+            f"{self.settled_at:%Y-%m-%d %H:%M:%S} UTC. The logs, the group's commits and the lag are not known."
+        )
+
+
+class UnreachableObject(JsonObject):
+    """Why the broker of a lane was not read, and since when the state is stored that is shown instead."""
+
+    error: str
+    stored_at: Time | None
+
+    @classmethod
+    def of(cls, found: Unreachable | None) -> "UnreachableObject | None":
+        """Returns it as an object."""
+        return None if found is None else cls(error=str(found.error), stored_at=found.settled_at)
+
+
+def _why(
+    adapters: Adapters, tp: TopicPartition, settled: SettledPartition, view: KafkaView, reads_broker: bool
+) -> str | None:
+    """Returns why every plan would leave the partition alone, or stop at it; None if there is no such reason."""
+    if not adapters.is_subscribed(tp):
+        return PARKED
+    if settled.let_go:
+        return LET_GO
+    log = view.bounds.get(tp)
+    if reads_broker:
+        if tp not in view.bounds:
+            return MISSING
+        if view.topic_ids[tp.topic] != settled.topic_id:
+            return CREATED_AGAIN
+        if log is not None and log.end < settled.state.complete_to:
+            return TRUNCATED
+    if settled.paused:
+        return PAUSED
+    return None if log or not reads_broker else NO_LEADER
+
+
+def status_by_topic(partitions: Iterable[PartitionStatus]) -> list[TopicStatus]:
+    """Returns a status for each topic of the given partitions, sorted by name."""
+    by_topic: dict[str, list[PartitionStatus]] = {}
+    for status in partitions:
+        by_topic.setdefault(status.topic, []).append(status)
+    return [_topic_status(topic, of_topic) for topic, of_topic in sorted(by_topic.items())]
+
+
+def _topic_status(topic: str, partitions: list[PartitionStatus]) -> TopicStatus:
+    def of_known(combine: Callable[[list[Any]], Any], name: str) -> Any:
+        values = [value for each in partitions if (value := getattr(each, name)) is not None]
+        return combine(values) if values else None
+
+    sums = ("log_start", "log_end", "committed", "floor", "read", "due", "lag", "fetches")
+    highest = ("lag_seconds", "fetch_seconds_max")
+    return TopicStatus(
+        topic=topic,
+        partitions=len(partitions),
+        pending={kind: sum(each.pending[kind] for each in partitions) for kind in PendingKind},
+        oldest_pending_at=of_known(min, "oldest_pending_at"),
+        totals={word: sum(each.totals[word] for each in partitions) for word in TOTALS},
+        **{name: of_known(sum, name) for name in sums},
+        **{name: of_known(max, name) for name in highest},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTurn:
+    """The open turn of a lane. `holder` is the process that works on it; None if no process holds its lease."""
+
+    plan: Plan
+    holder: Holder | None
+
+
+def open_turn_of(adapters: Adapters) -> OpenTurn | None:
+    """Returns the turn of the lane that is planned and not settled, with the process that works on it."""
+    _, plan = adapters.newest_and_open_plan()
+    if plan is None:
+        return None
+    return OpenTurn(plan, holder_of(adapters.lease.file, plan.turn, adapters.lease.clock()) if adapters.lease else None)
+
+
+class HolderObject(JsonObject):
+    """The process that replays the open turn of a lane, as the lease beside the tables names it. `state` is `active`,
+    `lapsed` if the lease was not renewed in time, or `ended` if the process is gone; `unrenewed_seconds` is how long
+    ago the lease was renewed."""
+
+    run_id: str
+    host: str
+    process: int
+    since: Time
+    unrenewed_seconds: float
+    state: str
+
+    @classmethod
+    def of(cls, holder: Holder) -> "HolderObject":
+        """Returns a holder as an object."""
+        lease, unrenewed = holder.lease, round(holder.unrenewed.total_seconds(), 1)
+        return HolderObject(
+            run_id=lease.run_id, host=lease.host, process=lease.pid, since=lease.since, unrenewed_seconds=unrenewed,
+            state=holder.state.value,
+        )  # fmt: skip
+
+
+class OpenTurnObject(JsonObject):
+    """The open turn of a lane, with the process that works on it."""
+
+    epoch: int
+    turn: int
+    kind: str
+    planned_at: Time
+    run_id: str
+    actor: str
+    holder: HolderObject | None
+
+    @classmethod
+    def of(cls, open_turn: OpenTurn) -> "OpenTurnObject":
+        """Returns an open turn as an object."""
+        plan, holder = open_turn.plan, open_turn.holder
+        return OpenTurnObject(
+            epoch=plan.turn.epoch, turn=plan.turn.n, kind=plan.kind.value, planned_at=plan.planned_at,
+            run_id=plan.run_id, actor=plan.actor, holder=None if holder is None else HolderObject.of(holder),
+        )  # fmt: skip
+
+
+class StatusObject(JsonObject):
+    """The status of a lane. Only a pipeline with steps or outputs has steps."""
+
+    left_out = frozenset({"steps", "complete_latency_ms", "unreachable"})
+    pipeline: str
+    stands_still: StandsStill | None = None
+    unreachable: UnreachableObject | None = None
+    partitions: tuple[PartitionStatus, ...]
+    topics: tuple[TopicStatus, ...]
+    missing_topics: tuple[str, ...]
+    missing_partitions: tuple[str, ...]
+    steps: tuple[dict[str, Any], ...] | None = None
+    complete_latency_ms: dict[str, float | None] | None = None
+    open_turn: OpenTurnObject | None
+
+
+def status_object(
+    pipeline: str,
+    partitions: Sequence[PartitionStatus],
+    missing: Iterable[str],
+    steps: StepFigures | None,
+    open_turn: OpenTurn | None,
+    standing: StandsStill | None = None,
+    unreachable: Unreachable | None = None,
+) -> StatusObject:
+    """Returns the status of a lane, or of the chosen partitions of it, as an object."""
+    return StatusObject(
+        pipeline=pipeline,
+        stands_still=standing,
+        unreachable=UnreachableObject.of(unreachable),
+        partitions=tuple(partitions),
+        topics=tuple(status_by_topic(partitions)),
+        **missing_keys(missing),
+        **(steps_json(steps) if steps else {}),
+        open_turn=OpenTurnObject.of(open_turn) if open_turn else None,
+    )

@@ -1,0 +1,1 @@
+"""The Delta engine, on delta-rs: folder, log, files, reads, fenced commits and compaction of one table."""

@@ -1,0 +1,105 @@
+"""The one place that turns what delta-rs, Arrow, obstore and the file system raise into Ackline's errors.
+
+Each operation on a table runs in `TableHandle.errors`, and each one on a folder below the audit root in
+`folder_errors`. The error names the table or the folder, and what to do. It is a TransientError if an object store does
+not answer, because the same step may succeed later, and a FatalError otherwise. Other modules catch such an error only
+where it is an expected answer: no such file, no such table, a number that a rival has taken.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from ackline.delta.object_store import is_remote, options_of
+from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
+from ackline.scrub import MASK, scrub_address
+
+_PUBLIC = ("aws_region", "aws_endpoint_url", "aws_allow_http")
+"""Options that are no secret; all others are masked in messages."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""delta-rs colours its error texts even when no terminal shows them."""
+_OUTAGE = re.compile(
+    r"after \d+ retries|error sending request|HTTP status (?:5\d\d|429)|"
+    r"AWS Error (?:NETWORK_CONNECTION|SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT|THROTTLING)"
+)
+"""Texts of errors after which a request may succeed later. Both clients raise a plain OSError for every cause; delta-rs
+and obstore try again only if no connection was made, or if the store answered with 429 or 5xx."""
+_BACKTRACE = re.compile(r" 0: <unknown>.*")
+"""The backtrace that Delta's kernel appends to its error texts."""
+
+
+def cause_of(error: BaseException, uri: str) -> str:
+    """Returns the text of an error of delta-rs or Arrow as one line of at most 300 characters, without secrets: an
+    object store may quote the key or the token that it refuses."""
+    text = _BACKTRACE.sub("", " ".join(_COLOURS.sub("", str(error)).split()))
+    with contextlib.suppress(ConfigError):
+        for name, value in options_of(uri).items():
+            if name not in _PUBLIC:
+                text = text.replace(value, MASK)
+    return scrub_address(text[:300])
+
+
+def is_outage(error: BaseException) -> bool:
+    """Returns whether an error of delta-rs, obstore or Arrow means that the object store did not answer, or that it
+    could not serve the request now."""
+    return isinstance(error, ConnectionError) or _OUTAGE.search(_COLOURS.sub("", str(error))) is not None
+
+
+def unusable(what: str, cause: BaseException, uri: str) -> FatalError | TransientError:
+    """Returns the error to raise if `what`, which is at `uri`, can't be used: TransientError if its object store does
+    not answer, because the same step may succeed later."""
+    text = f"{what} can't be used: {cause_of(cause, uri)}"
+    if not is_remote(uri) or not is_outage(cause):
+        return FatalError(text)
+    return TransientError(
+        f"{text}. The object store does not answer: run this again when it does. If it has never answered, check its "
+        f"endpoint and the network"
+    )
+
+
+_RAISED = (DeltaError, OSError, ValueError, NotImplementedError, pa.ArrowException)
+"""The classes that delta-rs, Arrow and the file system raise. ValueError and NotImplementedError are delta-rs's too.
+DamagedError is a ValueError."""
+_LIBRARIES = ("obstore", "pyo3_runtime")
+"""Modules whose classes count too: obstore, which is imported only where it is needed, and the module of a panic in
+delta-rs, which is no Exception."""
+
+
+def is_storage_error(error: BaseException) -> bool:
+    """Returns whether delta-rs, Arrow, obstore or the file system may have raised an error. delta-rs raises a bare
+    Exception for an error that it has no class for."""
+    if isinstance(error, AcklineError):
+        return False
+    return isinstance(error, _RAISED) or type(error) is Exception or type(error).__module__.startswith(_LIBRARIES)
+
+
+@contextlib.contextmanager
+def storage_errors(uri: str, error_of: Callable[[BaseException], Exception]) -> Iterator[None]:
+    """A context manager that raises `error_of(error)` in place of an error of the storage at `uri`."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_storage_error(error):
+            raise
+        # An object store may quote the login that it refuses, and a traceback would show that text.
+        raise error_of(error) from (None if is_remote(uri) else error)
+
+
+class IgnoredStorageErrors(contextlib.AbstractContextManager[None, bool]):
+    """A context manager that ignores an error of the storage. The block ends at that error."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        return error is not None and is_storage_error(error)
+
+
+def folder_errors(uri: str) -> contextlib.AbstractContextManager[None]:
+    """A context manager that raises `unusable_folder(uri, error)` in place of an error of the storage at `uri`."""
+    return storage_errors(uri, lambda error: unusable_folder(uri, error))
+
+
+def unusable_folder(uri: str, error: BaseException) -> FatalError | TransientError:
+    """Returns the error to raise if this machine can't use a folder below the audit root. It names the folder."""
+    return unusable(f"the folder {scrub_address(uri)} below ACKLINE_AUDIT", error, uri)

@@ -1,0 +1,67 @@
+"""The ceiling: how many lines each room and all tests may have.
+
+What is new pays with what goes. A number is lowered to what stands whenever work on a room ends. Raising one is a line
+in the commit that says what users get for it.
+"""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "include" / "ackline"
+CEILINGS = {
+    "the root": 1_154,
+    "ledger": 3_678,
+    "pipeline": 3_292,
+    "forms": 984,
+    "kafka": 2_772,
+    "delta": 2_584,
+    "tables": 2_307,
+    "audit": 1_006,
+    "worker": 3_104,
+    "trees": 4_350,
+    "spark": 2_613,
+    "lane": 2_663,
+    "outputs": 1_834,
+    "in_flight": 485,
+    "dead_letters": 229,
+    "steps": 1_667,
+    "actions": 1_936,
+    "answers": 1_625,
+    "backfill": 1_123,
+    "airflow": 2_444,
+    "ui": 2_102,
+    "local": 2_240,
+    "cli": 4_121,
+    "verify": 2_748,
+}
+"""Lines of Python by room, lowest room first."""
+PACKAGE_CEILING = 53_061
+TESTS_CEILING = 65_736
+
+
+def lines(files: "list[Path]") -> int:
+    return sum(len(file.read_text().splitlines()) for file in files)
+
+
+def files_of(room: str) -> list[Path]:
+    return list(PACKAGE.glob("*.py") if room == "the root" else (PACKAGE / room).rglob("*.py"))
+
+
+def test_each_room_has_a_ceiling() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert CEILINGS.keys() == rooms | {"the root"}
+
+
+@pytest.mark.parametrize("room", CEILINGS)
+def test_no_room_grows_beyond_its_ceiling(room: str) -> None:
+    assert lines(files_of(room)) <= CEILINGS[room], (
+        f"include/ackline/{room} has grown: remove as much as you add, or raise the ceiling in a commit that says what "
+        f"users get for it"
+    )
+
+
+def test_package_and_tests_stay_below_their_ceilings() -> None:
+    assert lines(list(PACKAGE.rglob("*.py"))) <= PACKAGE_CEILING
+    assert lines(list((ROOT / "tests").rglob("*.py"))) <= TESTS_CEILING
