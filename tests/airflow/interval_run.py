@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
+from airflow.sdk.definitions.param import process_params
 from airflow.sdk.exceptions import (
     DagRunTriggerException,
     DownstreamTasksSkipped,
@@ -54,12 +55,13 @@ class IntervalRun:
         return dags.replay_dag(self.live.adapters().pipeline, "dags/replay.py")
 
     def context(self, dag: DAG) -> Any:
-        dag.params.update(self.params)
+        params = process_params(dag, dag.get_task("plan"), self.params, suppress_exception=False)
         run = SimpleNamespace(
+            conf=self.params,
             run_type=self.run_type, data_interval_start=self.interval[0], data_interval_end=self.interval[1],
             start_date=self.started, triggering_user_name="ada",
         )  # fmt: skip
-        return {"params": dag.params.validate(), "dag_run": run, "run_id": self.run_id, "ti": self._ti()}
+        return {"params": params, "dag_run": run, "run_id": self.run_id, "ti": self._ti()}
 
     def _ti(self) -> Any:
         def states(dag_id: str, task_ids: list[str], run_ids: list[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, BaseOperator
+from airflow.sdk.definitions.param import process_params
 from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowRescheduleException,
@@ -73,10 +74,10 @@ class Form:
 
     def context(self, values: dict[str, Any], dag: DAG | None = None) -> Any:
         dag = dag or self.dag()
-        dag.params.update(values)
         ti = SimpleNamespace(xcom_push=lambda key, value: self.pushed.append((key, value)))
-        run = SimpleNamespace(triggering_user_name="ada")
-        return {"params": dag.params.validate(), "dag_run": run, "run_id": RUN_ID, "ti": ti}
+        run = SimpleNamespace(triggering_user_name="ada", conf=values)
+        params = process_params(dag, dag.get_task("begin"), values, suppress_exception=False)
+        return {"params": params, "dag_run": run, "run_id": RUN_ID, "ti": ti}
 
     def begin(self, **values: Any) -> dict[str, Any]:
         """Fill the form in and run the first task; returns what it returns."""

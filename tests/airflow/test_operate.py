@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from airflow.sdk import DAG, BaseOperator, Context, CronDataIntervalTimetable, TriggerRule
-from airflow.sdk.definitions.param import ParamsDict
+from airflow.sdk.definitions.param import ParamsDict, process_params
 from airflow.sdk.exceptions import AirflowFailException, DownstreamTasksSkipped, ParamValidationError
 
 from ackline.airflow import operate, operators
@@ -45,11 +45,11 @@ class Form:
     def trigger(self, **values: Any) -> dict[str, Any]:
         """Fill the form in and run the task; returns what it returns."""
         dag = self.dag()
-        dag.params.update(values)
-        run = SimpleNamespace(triggering_user_name="ada")
-        context: Any = {"params": dag.params.validate(), "dag_run": run, "run_id": "manual__1"}
         [task] = dag.tasks
         assert isinstance(task, operate.OperateOperator)
+        run = SimpleNamespace(triggering_user_name="ada", conf=values)
+        params = process_params(dag, task, values, suppress_exception=False)
+        context: Any = {"params": params, "dag_run": run, "run_id": "manual__1"}
         result: dict[str, Any] = task.execute(context)
         return result
 
@@ -104,7 +104,7 @@ def test_a_void_and_an_adoption_are_acts_of_the_same_form(lane: MemoryLane, form
 @pytest.mark.parametrize(
     "values",
     [{"action": "delete"}, {"partitions": [-1]}, {"partitions": ["x"]}, {"topics": ["a/b"]}, {"by": "5"},
-     {"offsets": "1/2"}, {"confirm": "yes"}, {"reason": "x" * 501}],
+     {"offsets": "1/2"}, {"confirm": "yes"}, {"reason": "x" * 501}, {"partitions": []}, {"topics": []}],
     ids=str,
 )  # fmt: skip
 def test_the_form_refuses_wrong_values(values: dict[str, Any], form: Form) -> None:
@@ -120,6 +120,9 @@ def test_the_form_refuses_wrong_values(values: dict[str, Any], form: Form) -> No
     ({"action": "skip", "offsets": ":", "reason": "x"}, r"offsets: write A:B .*\(empty\)"),
     ({"action": "skip", "to": "0", "reason": "x"}, "below the floor"),
     ({"action": "pause", "partitions": [7]}, "no partition with --partition 7"),
+    ({"action": "skip", "to": "latest", "partition": [3], "reason": "x"}, "partition: .*; did you mean partitions?"),
+    ({"action": "skip", "to": "", "reason": "x"}, "to: an empty text chooses nothing"),
+    ({"action": "pause", "dag": "x"}, "dag: the DAG has no such param; it has action, all_partitions, by, "),
     ({"action": "adopt-ledger", "reason": "x"}, "nothing to adopt"),
 ])  # fmt: skip
 def test_the_task_refuses_what_the_form_can_not(values: dict[str, Any], message: str, form: Form) -> None:
@@ -265,9 +268,24 @@ def test_params_that_come_past_the_form_are_refused_before_anything_is_stored(
     plan: Callable[..., MemoryLane],
 ) -> None:
     lane = MemoryLane(OK)
-    with pytest.raises(AirflowFailException, match="max_records: not valid"):
-        plan(lane, max_records=-1)
+    for values, message in (
+        ({"max_records": -1}, "max_records: not valid"),
+        ({"max_record": 1}, "max_record: .*; did you mean max_records?"),
+        ({"partitions": []}, "partitions: not valid"),
+    ):
+        with pytest.raises(AirflowFailException, match=message):
+            plan(lane, **values)
     assert lane.adapters().store.newest() is None
+
+
+def test_a_conf_that_airflow_does_not_pass_on_is_refused(
+    lane: MemoryLane, form: Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the option Airflow runs the task with the defaults of its params."""
+    monkeypatch.setenv("AIRFLOW__CORE__DAG_RUN_CONF_OVERRIDES_PARAMS", "False")
+    with pytest.raises(AirflowFailException, match="action: the conf of this run does not reach its params"):
+        form.trigger(action="pause", confirm=True)
+    assert lane.kinds() == ["genesis", "run"]
 
 
 def test_a_plan_that_is_open_stays_as_it_is_and_the_log_names_that(

@@ -14,7 +14,7 @@ CEILINGS = {
     "the root": 1_154,
     "ledger": 3_678,
     "pipeline": 3_292,
-    "forms": 984,
+    "forms": 983,
     "kafka": 2_772,
     "delta": 2_584,
     "tables": 2_307,
@@ -30,15 +30,15 @@ CEILINGS = {
     "actions": 1_936,
     "answers": 1_625,
     "backfill": 1_123,
-    "airflow": 2_444,
+    "airflow": 2_467,
     "ui": 2_102,
     "local": 2_240,
     "cli": 4_121,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 53_061
-TESTS_CEILING = 65_736
+PACKAGE_CEILING = 53_083
+TESTS_CEILING = 65_757
 
 
 def lines(files: "list[Path]") -> int:

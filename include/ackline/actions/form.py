@@ -235,7 +235,7 @@ def request_of(kind: TurnKind, entered: Entered, now: datetime) -> ActionRequest
     has none or too many of the options that its kind needs."""
     try:
         topics, partitions = entered.value(TOPICS), entered.value(PARTITIONS)
-        chosen = PartitionChoice(tuple(dict.fromkeys(topics)), tuple(dict.fromkeys(partitions)))
+        chosen = PartitionChoice(tuple(dict.fromkeys(topics or ())), tuple(dict.fromkeys(partitions or ())))
     except ValueError as error:
         raise entered.wrong(TOPICS, str(error)) from None
     request = ActionRequest(
@@ -245,7 +245,7 @@ def request_of(kind: TurnKind, entered: Entered, now: datetime) -> ActionRequest
         entered.parsed(BY, parse_distance),
         entered.value(ALL_PARTITIONS),
         entered.parsed(OFFSETS, _offsets),
-        entered.text(ERROR_CLASS),
+        entered.value(ERROR_CLASS),  # empty: records without a class, and not any class
         entered.value(GONE),
     )
     check_request(request)

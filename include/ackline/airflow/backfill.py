@@ -161,7 +161,8 @@ class BeginBackfillOperator(PipelineOperator):
             from ackline.backfill.run import find_backfill
             from ackline.pipeline.functions import check_functions
 
-            form, confirmed = form_of(context), entered_by(context).value(CONFIRM)
+            confirmed = self.entered(context, FIELDS).value(CONFIRM)
+            form = form_of(context)
             user = getattr(context["dag_run"], "triggering_user_name", None)
             # Without the settings of the lane: they follow from its arguments, which are read here.
             with opened(self.pipeline, context, lane=form.lane) as adapters:

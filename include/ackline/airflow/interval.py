@@ -38,6 +38,7 @@ from ackline.airflow.backfill import BACKFILL_PREFIX, LISTED, REASON, shortened
 from ackline.airflow.operators import PlanOperator, airflow_errors, opened, replays_interval
 from ackline.errors import ConfigError
 from ackline.forms.arguments import BackfillArguments, lane_of
+from ackline.forms.form import RUN_FIELDS
 from ackline.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class IntervalPlanOperator(PlanOperator):
         """Run plan, or start the replay of the interval."""
         if replays_interval(context):
             with airflow_errors():
+                self.entered(context, RUN_FIELDS)
                 IntervalPlan(self, self.pipeline, context).start()
         return super().execute(context)
 

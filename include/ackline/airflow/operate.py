@@ -40,7 +40,6 @@ from ackline.forms.form import (
     PARTITIONS,
     RUN_FIELDS,
     TOPICS,
-    Entered,
     Field,
     FieldType,
 )
@@ -81,7 +80,7 @@ def params_of(
 
 
 def param_of(field: Field, section: str | None = None) -> Param:
-    """Returns the param of a field, in a section of the form. A field that is left empty has null, or an empty list."""
+    """Returns the param of a field, in a section of the form. A field that is left empty has null."""
     schema: dict[str, Any] = {name: getattr(field, name) for name in ("pattern", "format") if getattr(field, name)}
     bounds = {"minimum": field.minimum, "maximum": field.maximum}
     match field.type:
@@ -92,13 +91,11 @@ def param_of(field: Field, section: str | None = None) -> Param:
         case FieldType.NUMBER:
             schema = {"type": ["null", "integer"], **bounds}
         case FieldType.TEXTS:
-            schema = {"type": ["null", "array"], "items": {"type": "string", **schema}}
+            schema = {"type": ["null", "array"], "minItems": 1, "items": {"type": "string", **schema}}
         case FieldType.NUMBERS:
             # Without a type of the items, Airflow's form shows a line for each, and not an editor of JSON.
             numbers = [{"type": "integer", **bounds}, {"type": "string", "pattern": NUMBER}]
-            schema = {"type": ["null", "array"], "items": {"anyOf": numbers}}
-    if field.nullable:
-        schema["minItems"] = 1
+            schema = {"type": ["null", "array"], "minItems": 1, "items": {"anyOf": numbers}}
     if field.choices:
         if field.default is None:
             schema["enum"] = [None, *field.choices]
@@ -153,11 +150,11 @@ class OperateOperator(PipelineOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the action that the form names."""
-        entered = Entered(context["params"], by_option=False)
         user = getattr(context["dag_run"], "triggering_user_name", None)
         with airflow_errors():
             from ackline.actions.perform import entered_action
 
+            entered = self.entered(context, (ACTION, *FIELDS))
             action, confirmed = ACTIONS[entered.value(ACTION)], entered.value(CONFIRM)
             now = datetime.now(UTC)
             requested = entered_action(action, self.pipeline.name, entered, now)

@@ -24,7 +24,8 @@ from airflow.sdk.exceptions import (
 
 from ackline.airflow.driver import Secrets
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, SparkSubmitOperator, raise_for_exit_status
-from ackline.errors import AcklineError, TransientError
+from ackline.errors import AcklineError, ConfigError, TransientError, did_you_mean
+from ackline.forms.form import RUN_FIELDS, Entered, Field
 from ackline.lane.code import CODE
 from ackline.lane.ways_out import LaneName, Way
 from ackline.ledger.turns import LIVE
@@ -150,6 +151,29 @@ class PipelineOperator(BaseOperator):
         super().__init__(**kwargs)
         self.pipeline = pipeline
 
+    def entered(self, context: Context, fields: Iterable[Field]) -> Entered:
+        """Returns what the form or the conf of the DAG run gives for `fields`.
+
+        Raises ConfigError for a key of the conf that is no field and no param of the DAG, and for one whose value
+        Airflow does not pass on. Airflow itself accepts both without a word, and the run would do more than was asked:
+        `{"partition": [3]}` would skip all partitions.
+        """
+        params = context.get("params") or {}
+        dag = self.get_dag()
+        known = {*(field.name for field in fields if field.in_dag), *self.params, *(dag.params if dag else ())}
+        conf = getattr(context.get("dag_run"), "conf", None) or {}
+        for key in (*conf, *params):
+            if key not in known:
+                advice = did_you_mean(key, known) or f"; it has {', '.join(sorted(known))}"
+                raise ConfigError(f"{key}: the DAG has no such param{advice}. Nothing was done", key=key)
+            if key in conf and params.get(key) != conf[key]:
+                raise ConfigError(
+                    f"{key}: the conf of this run does not reach its params, because Airflow's option "
+                    f"core.dag_run_conf_overrides_params is off. Nothing was done",
+                    key=key,
+                )
+        return Entered(params, by_option=False)
+
     def log_change(self, text: str, confirmed: bool) -> None:
         """Logs what a task has changed, or what it would change."""
         self.log.info("%s%s", text, "" if confirmed else "\nNothing was changed: `confirm` is not set.")
@@ -184,7 +208,7 @@ class PlanOperator(PipelineOperator):
         skip_in_interval_run(context)
         with airflow_errors(), stop_noted(self.pipeline, context):
             from ackline.airflow.results import planned_summary
-            from ackline.forms.form import Entered, RunRequest, run_request
+            from ackline.forms.form import RunRequest, run_request
             from ackline.lane.adapters import effective_settings, run_warnings
             from ackline.pipeline.functions import check_functions
             from ackline.steps.plan import plan
@@ -193,8 +217,7 @@ class PlanOperator(PipelineOperator):
             check_functions(*self.pipeline.functions)
             DriverHook(Secrets(), conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
             # Airflow has checked the params against their schemas, unless a client has stored the run by other means.
-            entered = Entered(context.get("params") or {}, by_option=False)
-            request = run_request(entered, self.pipeline.max_records_per_run)
+            request = run_request(self.entered(context, RUN_FIELDS), self.pipeline.max_records_per_run)
             with opened(self.pipeline, context) as opened_adapters:
                 adapters = replace(opened_adapters, request=request)
                 self.log.info("settings in force: %s", effective_settings(adapters))

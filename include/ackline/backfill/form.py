@@ -133,7 +133,7 @@ def request_of(entered: Entered, default_id: str) -> BackfillRequest:
     for field in FIELDS:
         entered.value(field)
     arguments = BackfillArguments(
-        tuple(map(written_range, entered.value(RANGES))),
+        tuple(map(written_range, entered.value(RANGES) or ())),
         entered.value(ALL),
         entered.text(FROM),
         entered.text(TO),

@@ -149,7 +149,7 @@ def with_fields(
         inspect.Parameter(
             _parameter(field),
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field in required else None if field.empty == [] else field.empty,
+            default=inspect.Parameter.empty if field in required else field.empty,
             annotation=Annotated[
                 str if field in required or field.default is not None else _TYPES[field.type], option_of(field)
             ],

@@ -53,20 +53,17 @@ class Field:
     minimum: int = 0
     maximum: int | None = 2**31 - 1
     default: str | None = None
-    nullable: bool = False
-    """Whether a list that is left empty is null; an empty list, which would choose nothing, is refused then."""
     in_command: bool = True
     in_dag: bool = True
 
     @property
     def empty(self) -> Any:
         """The value of a field that was not filled in."""
-        empty_list: list[Any] | None = None if self.nullable else []
-        empty = {FieldType.FLAG: False, FieldType.TEXTS: empty_list, FieldType.NUMBERS: empty_list}
-        return empty.get(self.type, self.default)
+        return False if self.type is FieldType.FLAG else self.default
 
     def allows(self, value: object) -> bool:
-        """Returns whether a value is of the type of the field, and within its bounds."""
+        """Returns whether a value is of the type of the field, and within its bounds. An empty list is not: it would
+        choose nothing, and a program that has computed it does not mean everything."""
         match self.type:
             case FieldType.TEXT:
                 return isinstance(value, str)
@@ -76,8 +73,7 @@ class Field:
                 return type(value) is int and value >= self.minimum and (self.maximum is None or value <= self.maximum)
             case FieldType.TEXTS | FieldType.NUMBERS:
                 each = str if self.type is FieldType.TEXTS else int
-                empty = self.nullable and value == []
-                return isinstance(value, list | tuple) and all(type(one) is each for one in value) and not empty
+                return isinstance(value, list | tuple) and len(value) > 0 and all(type(one) is each for one in value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +95,8 @@ class Entered:
 
     def value(self, field: Field) -> Any:
         """Returns the value of a field. Raises ConfigError for a value of another type, or out of its bounds."""
-        value = self.values.get(field.name, field.empty)
-        if value is None:
+        value = self.values.get(field.name)
+        if value is None or (self.by_option and value == []):  # typer has an empty list for an option not given
             return field.empty
         if field.type is FieldType.NUMBERS and isinstance(value, list | tuple):
             # Airflow's form has a line of text for each number.
@@ -112,9 +108,12 @@ class Entered:
         return value
 
     def text(self, field: Field) -> str | None:
-        """Returns a text; None if it was not entered. A form sends an empty text for a field that is left empty."""
+        """Returns a text; None if it was not entered. Raises ConfigError for an empty text of a DAG run, because its
+        form has null for a field that is left empty."""
         value: str | None = self.value(field)
-        return value if value or self.by_option else None
+        if value == "" and not self.by_option:
+            raise self.wrong(field, "an empty text chooses nothing; leave it out, or write null")
+        return value
 
     def parsed(self, field: Field, parse: Callable[[str], T]) -> T | None:
         """Returns what `parse` makes of a text; None if none was entered. Raises ConfigError for its ValueError."""
@@ -147,7 +146,7 @@ ONLY_RETRIES = Field(
     help="Read the retries that are due, and no new record.",
 )  # fmt: skip
 ONLY_PARTITIONS = Field(
-    name="partitions", option="", type=FieldType.TEXTS, title="Only these partitions", nullable=True, in_command=False,
+    name="partitions", option="", type=FieldType.TEXTS, title="Only these partitions", in_command=False,
     help="Partitions such as orders[0] (empty: all; the others are not read)",
     pattern=r"^[a-zA-Z0-9._-]{1,249}\[(0|[1-9][0-9]{0,9})\]$",
 )  # fmt: skip
