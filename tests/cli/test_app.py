@@ -110,6 +110,24 @@ def test_ctrl_c_in_a_command_prints_a_sentence_and_no_traceback(command: str, pr
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", printed)
 
 
+UNEXPECTED = """
+import sys
+import ackline.cli, ackline.cli.options
+def fails(*arguments):
+    raise RuntimeError("token=secret")
+ackline.cli.options.find_pipeline = fails
+sys.argv = ["ackline", "status", "orders"]
+ackline.cli.main()
+"""
+
+
+def test_an_error_that_was_not_expected_is_shown_by_its_class_alone() -> None:
+    """Its text may quote a secret or a payload (I13)."""
+    ended = python(UNEXPECTED)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "ackline: RuntimeError (ACKLINE_DEBUG=1 shows its text and where it was raised)\n"
+
+
 PRINTS = """
 import sys, types
 sys.modules["ackline.cli.app"] = types.SimpleNamespace(main=lambda: print("no size: Größe"))

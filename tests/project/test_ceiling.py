@@ -21,7 +21,7 @@ CEILINGS = {
     "audit": 1_006,
     "worker": 3_104,
     "trees": 4_350,
-    "spark": 2_613,
+    "spark": 2_646,
     "lane": 2_663,
     "outputs": 1_834,
     "in_flight": 485,
@@ -33,12 +33,12 @@ CEILINGS = {
     "airflow": 2_467,
     "ui": 2_102,
     "local": 2_240,
-    "cli": 4_121,
+    "cli": 4_122,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 53_083
-TESTS_CEILING = 65_757
+PACKAGE_CEILING = 53_117
+TESTS_CEILING = 65_803
 
 
 def lines(files: "list[Path]") -> int:

@@ -9,11 +9,12 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from pyspark.sql.connect.client import DefaultChannelBuilder
 
 from ackline.errors import ConfigError
 from ackline.pipeline.blocks import SparkBlock
 from ackline.spark.jars import PACKAGES, locked
-from ackline.spark.master import DEV_SERVER, MASTER, check_master, chosen_master, is_local
+from ackline.spark.master import DEV_SERVER, MASTER, check_master, chosen_master, connect_server, is_local, shown
 from ackline.spark.session import session_settings
 from ackline.spark.settings import ENCRYPTION, REQUIRED_SETTINGS, build_archive
 from tests.spark.lab import run_script
@@ -147,6 +148,33 @@ def test_a_server_on_another_host_needs_shared_tables(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match=r"executors of sc://host:15002 .* are on other hosts") as refused:
         check_master("sc://host/;token=abc", MASTER)
     assert "abc" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("address", "url"), [
+    ("sc://host:1/;token=c2VjcmV0==", "sc://host:1/;token=c2VjcmV0%3D%3D"),
+    ("SC://host:1/;token=secret", "sc://host:1/;token=secret"),
+    ("sc://host/;use_ssl=true;x-tenant=secret%3Ba", "sc://host:15002/;use_ssl=true;x-tenant=secret%3Ba"),
+])  # fmt: skip
+def test_an_address_of_a_server_is_parsed_once_and_a_token_shows_nowhere(address: str, url: str) -> None:
+    """pyspark takes the address that follows from it."""
+    server = connect_server(address)
+    assert server is not None
+    assert server.url == url
+    assert shown(address) == url.partition("/;")[0]
+    assert "secret" not in repr(server)
+    DefaultChannelBuilder(server.url)
+
+
+@pytest.mark.parametrize("address", [
+    "sc://host:1/;token=secret;more", "sc://:15002/;token=secret", "scs://host/;token=secret", "sc:host;token=secret",
+    "sc://me:secret@host", "sc://host;token=secret", "sc://host/?token=secret", "sc://host:x/;token=secret",
+    "sc://host/;tokn=secret", "sc://host/;token=", "spark://u:secret@host:7077", "spark://spark_master:7077",
+    "mesos://host:1;token=secret", "Yarn", "",
+])  # fmt: skip
+def test_an_address_that_names_no_master_is_refused_without_its_token(address: str) -> None:
+    with pytest.raises(ConfigError, match=MASTER) as refused:
+        check_master(address, MASTER)
+    assert "secret" not in f"{refused.value} {shown(address)}"
 
 
 def test_the_variable_by_which_pyspark_chooses_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,10 +83,10 @@ class DriverHook(SparkSubmitHook):
         self._secrets = secrets
         check_deploy_mode(self._connection["deploy_mode"])
         named, source = self._connection["master"], f"the Airflow connection {SPARK_CONNECTION}"
-        self._server = connect_server(named)
+        self._server = connect_server(named, source)
         if self._server is not None:
             master = check_master(_with_login(self.get_connection(self._conn_id)), source)
-            self._server, named = connect_server(master), str(self._server)
+            self._server, named = connect_server(master, source), str(self._server)
             self._secrets = replace(secrets, spark_master=master)
         else:
             check_master(named, source)

@@ -167,7 +167,8 @@ def main() -> None:
             sys.exit(status)
         if os.environ.get("ACKLINE_DEBUG"):
             raise
-        interrupts.print_error(f"{type(error).__name__}: {error} (ACKLINE_DEBUG=1 shows where)")
+        # The class alone, as in a driver: the text of an error that was not expected may quote a secret or a payload.
+        interrupts.print_error(f"{type(error).__name__} (ACKLINE_DEBUG=1 shows its text and where it was raised)")
         sys.exit(1)
 
 

@@ -8,7 +8,7 @@ import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from ackline.errors import ConfigError
 from ackline.forms.connections import Connection, find_connection
@@ -21,7 +21,12 @@ SPARK_CONNECTION = "spark_default"
 """The connection that names the master, in Airflow and for the command."""
 
 _LOCAL = re.compile(r"local(-cluster)?(\[.*\])?")
-_CONNECT = re.compile(r"(?:sc|spark_connect|spark-connect)://(?:[^/;?@]*@)?(\[[^\]]*\]|[^/;?:@]+)(?::(\d+))?(.*)")
+_CONNECT_SCHEME = re.compile(r"\s*(sc|scs|spark_connect|spark-connect):", re.IGNORECASE)
+_CONNECT = re.compile(
+    r"(?:sc|spark_connect|spark-connect)://(\[[0-9a-f:.]+\]|[\w.-]+)(?::([1-9]\d{0,4}))?(?:/|/;(.*))?", re.IGNORECASE
+)
+_PARAMETER = re.compile(r"token|use_ssl|user_id|user_agent|session_id|x-[a-z0-9-]+")
+"""What the address of a server may set: what pyspark knows, and headers for a proxy before the server."""
 CONNECT_PORT = 15002
 """The port of a Spark Connect server whose address names none."""
 _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|\[?::1\]?")
@@ -80,10 +85,26 @@ def dev_spark_folder() -> Path:
     return project_root() / ".ackline" / "spark"
 
 
-def connect_server(master: str) -> ConnectServer | None:
-    """Returns the Spark Connect server that a master names; None if it names none."""
+def connect_server(master: str, source: str = MASTER) -> ConnectServer | None:
+    """Returns the Spark Connect server that a master names; None for a master of another kind.
+
+    Raises ConfigError for an address that is not `sc://HOST:PORT` with known parameters. The error shows nothing of
+    the address, whose parts may be a token. pyspark would show it whole.
+    """
+    if not _CONNECT_SCHEME.match(master):
+        return None
     found = _CONNECT.fullmatch(master)
-    return ConnectServer(found[1], int(found[2] or CONNECT_PORT), found[3]) if found else None
+    words = [word.partition("=") for word in filter(None, (found[3] or "").split(";"))] if found else []
+    if found is None or not all(is_set and value and _PARAMETER.fullmatch(name) for name, is_set, value in words):
+        raise ConfigError(
+            f"{source} has an address of a Spark Connect server that can't be read: write sc://HOST:PORT, or with "
+            f"parameters sc://HOST:PORT/;NAME=VALUE;NAME=VALUE. Their names are token, use_ssl, user_id, user_agent, "
+            f"session_id and x-HEADER, and a `;` in a value is %3B",
+            key=source,
+        )
+    # Quoted anew: pyspark refuses, and shows, an address with a value such as `c2VjcmV0==`.
+    given = "".join(f";{name}={quote(unquote(value), safe='')}" for name, _, value in words)
+    return ConnectServer(found[1], int(found[2] or CONNECT_PORT), given and f"/{given}")
 
 
 def is_local(master: str) -> bool:
@@ -104,8 +125,12 @@ class Master:
 
 
 def shown(master: str) -> str:
-    """Returns a master as text for messages, without parameters, which may be secret."""
-    return str(connect_server(master) or master.partition("?")[0])
+    """Returns a master as text for messages, without parameters and a login, which may be secret. Never raises."""
+    try:
+        server = connect_server(master)
+    except ConfigError:
+        return "sc://***"
+    return str(server or re.sub(r"(?<=://)[^/]*@", "", re.split("[?;]", master)[0]))
 
 
 def _dev_server() -> Master | None:
@@ -190,15 +215,23 @@ def _server_of(connection: Connection) -> str:
 
 
 def check_master(master: str, source: str) -> str:
-    """Returns the master. Raises ConfigError for executors on other machines while ACKLINE_AUDIT is not set; `source`
-    is where the master is named."""
-    server = connect_server(master)
+    """Returns the master. Raises ConfigError for what Spark takes for none, before anything is planned, and for
+    executors on other machines while ACKLINE_AUDIT is not set. `source` is where the master is named."""
+    server = connect_server(master, source)
+    if server is None and not _MASTER.fullmatch(master):
+        raise ConfigError(
+            f"{shown(master)} ({source}) is no Spark master: write local[*], spark://HOST:PORT, yarn, k8s://…, or "
+            f"sc://HOST:PORT. A host has no `_`, which Java does not take in an address: write its IP address",
+            key=source,
+        )
     # The probe finds out whether a server at a local address has the same files.
     same_machine = server.loopback if server is not None else is_local(master)
     check_audit_is_shared(None if same_machine else f"the executors of {shown(master)} ({source}) are on other hosts")
     return server.url if server is not None else master
 
 
+_HOST = r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])"
+_MASTER = re.compile(rf"{_LOCAL.pattern}|yarn|k8s://\S+|spark://{_HOST}:\d+(?:,{_HOST}:\d+)*")
 _STANDALONE = re.compile(r"spark://\[?([^,\]]+?)\]?:(\d+)")
 
 
