@@ -34,6 +34,7 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
     ("s3://bucket", "s3://bucket"),
     ("file:///mnt/audit", "/mnt/audit"),
     ("/mnt/audit", "/mnt/audit"),
+    ("/mnt/audit é #1 50% a=b+c?x&y", "/mnt/audit é #1 50% a=b+c?x&y"),
 ])  # fmt: skip
 def test_the_audit_root_may_be_in_an_object_store(monkeypatch: pytest.MonkeyPatch, root: str, expected: str) -> None:
     monkeypatch.setenv("ACKLINE_AUDIT", root)
@@ -47,6 +48,8 @@ def test_the_audit_root_may_be_in_an_object_store(monkeypatch: pytest.MonkeyPatc
     ("s3://bucket/audit?signature=canary", "a `\\?` or a `#`"),
     ("s3://bucket/audit#1", "a `\\?` or a `#`"),
     ("s3://", "names no bucket"),
+    ("s3://bucket/a%20b", "a `%` before two hexadecimal digits"),
+    ("/mnt/a%2fb", "a `%` before two hexadecimal digits"),
     ("hdfs://bucket/audit", "it begins with hdfs://; use a path or s3://"),
     ("gs://bucket/audit", "it is in Google Cloud Storage, where .* proved for paths and for s3://"),
     ("wasbs://container@account.blob.core.windows.net/audit", "it is in Azure Blob Storage, where"),

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_154,
     "ledger": 3_678,
-    "pipeline": 3_292,
+    "pipeline": 3_306,
     "forms": 983,
     "kafka": 2_772,
     "delta": 2_584,
@@ -21,7 +21,7 @@ CEILINGS = {
     "audit": 1_006,
     "worker": 3_104,
     "trees": 4_350,
-    "spark": 2_646,
+    "spark": 2_662,
     "lane": 2_663,
     "outputs": 1_834,
     "in_flight": 485,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 53_117
-TESTS_CEILING = 65_803
+PACKAGE_CEILING = 53_147
+TESTS_CEILING = 65_818
 
 
 def lines(files: "list[Path]") -> int:

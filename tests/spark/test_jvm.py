@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pyspark
 import pytest
 
-from ackline.errors import TransientError
+from ackline.errors import ConfigError, TransientError
 from ackline.pipeline.blocks import SparkBlock
 from ackline.spark import jars, jvm
 from ackline.spark.session import session_settings
@@ -49,6 +49,12 @@ def test_a_driver_uses_the_archive_from_when_it_is_there(cache: Path, dumps: lis
     assert not jvm.make_archive()
     assert len(dumps) == 1
     assert [path for path in cache.iterdir() if path.suffix not in (".jsa", ".lock")] == []
+
+
+def test_a_folder_that_spark_would_split_in_two_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACKLINE_JARS", "/a,b")
+    with pytest.raises(ConfigError, match="/a,b has a comma"):
+        jars.jar_settings()
 
 
 def _flags(options: list[str]) -> str:
@@ -130,9 +136,15 @@ def test_an_archive_that_cannot_be_made_is_a_sentence_and_no_part_of_it_stays(
 
 
 @pytest.mark.real
-def test_a_session_takes_its_classes_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_takes_its_classes_from_the_archive_also_in_a_folder_with_a_blank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jvm.make_archive()
-    loaded = tmp_path / "classes"
+    folder, loaded = tmp_path / "the cache", tmp_path / "classes"
+    folder.mkdir()
+    for file in jars.cache_folder().iterdir():
+        (folder / file.name).symlink_to(file)
+    monkeypatch.setenv("ACKLINE_JARS", str(folder))
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", f"-Xlog:class+load:file={loaded}")
     monkeypatch.setenv("ACKLINE_SPARK_MASTER", "local[1]")
     code = "from ackline.spark.session import open_session; open_session('classes').range(3).count()"

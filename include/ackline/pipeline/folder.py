@@ -20,7 +20,7 @@ from ackline.ledger.turns import LIVE
 from ackline.pipeline.blocks import KafkaBlock
 from ackline.pipeline.pipeline import Pipeline, load
 from ackline.pipeline.refusals import MAX_BYTES, line_of, read_yaml
-from ackline.pipeline.uris import root_uri
+from ackline.pipeline.uris import ENCODED, ENCODED_PROBLEM, root_uri
 
 
 def project_root() -> Path:
@@ -43,13 +43,18 @@ def handlers_folder() -> Path:
 def audit_root() -> str:
     """The folder of the tables: ACKLINE_AUDIT, a path or an object-store URI, or `.ackline/audit` of the project.
 
-    Raises ConfigError if it is a URI that can't name the folder of a table, or of a store that can't hold tables.
+    Raises ConfigError if it is a URI that can't name the folder of a table, or of a store that can't hold tables, and
+    for a path that its clients read in different ways.
     """
     # An empty variable counts as unset: as a relative path it would make the project itself the folder of the tables.
     root = os.environ.get("ACKLINE_AUDIT") or ".ackline/audit"
     if root.startswith("file://"):
         root = root.removeprefix("file://")
-    return root_uri(root) if "://" in root else str(project_root() / root)
+    if "://" in root:
+        return root_uri(root)
+    if ENCODED.search(root):
+        raise ConfigError(f"ACKLINE_AUDIT={root} can't be used: {ENCODED_PROBLEM}", key="ACKLINE_AUDIT")
+    return str(project_root() / root)
 
 
 def check_audit_is_shared(hosts: str | None) -> None:

@@ -22,6 +22,13 @@ _UNPROVED = {
 """Kinds of object stores that delta-rs can write to, and for which no test proves the fence, by the scheme of a URI."""
 
 
+ENCODED = re.compile(r"%[0-9A-Fa-f]{2}")
+ENCODED_PROBLEM = (
+    "it has a `%` before two hexadecimal digits, which delta-rs reads as one character and other clients as three, so "
+    "that each would use a folder of its own. Rename the folder"
+)
+
+
 def scheme_problem(scheme: str) -> str | None:
     """Returns why no table can be in a store with this scheme, and what to write instead; None if it can be."""
     if scheme == "s3":
@@ -55,6 +62,8 @@ def root_uri(root: str) -> str:
         reason = problem
     elif "?" in path or "#" in path:
         reason = "it has a `?` or a `#`, which a URI of a folder cannot contain. Remove it"
+    elif ENCODED.search(path):
+        reason = ENCODED_PROBLEM
     elif not path.strip("/"):
         reason = f"it names no bucket. Write {scheme}://BUCKET/FOLDER"
     if reason is not None:

@@ -80,13 +80,22 @@ def java() -> str:
 
 
 def cache_folder() -> Path:
-    """Returns the folder for the JARs of this lock, whether they are in it or not."""
+    """Returns the folder for the JARs of this lock, whether they are in it or not. Raises ConfigError for a folder that
+    Spark's settings can't name."""
     chosen = os.environ.get("ACKLINE_JARS")
     if chosen and chosen not in (PACKAGES, CLUSTER):
-        return Path(chosen).expanduser().absolute()
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    base = cache if cache.is_absolute() else Path.home() / ".cache"
-    return base / "ackline" / f"jars-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]}"
+        folder = Path(chosen).expanduser().absolute()
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        base = cache if cache.is_absolute() else Path.home() / ".cache"
+        folder = base / "ackline" / f"jars-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]}"
+    if "," in str(folder):
+        raise ConfigError(
+            f"the folder of the JARs {folder} has a comma, at which Spark splits its list of JARs: set ACKLINE_JARS to "
+            f"a folder without one",
+            key="ACKLINE_JARS",
+        )
+    return folder
 
 
 def jars_of(configuration: str) -> list[Path]:

@@ -8,6 +8,7 @@ those of the archive, starts without it as ever. `python -m ackline.spark.jvm` m
 import hashlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -57,7 +58,13 @@ def driver_options() -> str:
     often, the archive if there is one."""
     log4j2 = Path(__file__).with_name("log4j2.properties")
     options = [f"-Dlog4j2.configurationFile={log4j2.as_uri()}", "-XX:+UseParallelGC", *_SECOND_COMPILER]
-    return " ".join([*options, *archive_options()])
+    return " ".join(map(_quoted, [*options, *archive_options()]))
+
+
+def _quoted(option: str) -> str:
+    """Returns an option as one of a list that is split at blanks, by the rules of Spark's launcher: its folder may have
+    one."""
+    return re.sub(r'([\\"])', r"\\\1", option).join('""') if re.search(r"\s", option) else option
 
 
 def archive_options() -> list[str]:
@@ -136,7 +143,7 @@ def _dump(file: Path) -> None:
         **os.environ,
         "ACKLINE_SPARK_MASTER": "local[2]",
         "PYTHONPATH": str(Path(__file__).parents[2]),
-        "SPARK_SUBMIT_OPTS": f"{_SILENT} -XX:ArchiveClassesAtExit={file}",
+        "SPARK_SUBMIT_OPTS": f"{_SILENT} {_quoted(f'-XX:ArchiveClassesAtExit={file}')}",
     }
     subprocess.run(
         [sys.executable, "-c", LOAD_CLASSES],
