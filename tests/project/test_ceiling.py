@@ -30,15 +30,15 @@ CEILINGS = {
     "actions": 1_936,
     "answers": 1_625,
     "backfill": 1_123,
-    "airflow": 2_467,
+    "airflow": 2_466,
     "ui": 2_102,
     "local": 2_240,
     "cli": 4_122,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 53_147
-TESTS_CEILING = 65_818
+PACKAGE_CEILING = 53_146
+TESTS_CEILING = 65_820
 
 
 def lines(files: "list[Path]") -> int:
