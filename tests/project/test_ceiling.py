@@ -16,8 +16,8 @@ CEILINGS = {
     "pipeline": 3_306,
     "forms": 983,
     "kafka": 2_772,
-    "delta": 2_584,
-    "tables": 2_307,
+    "delta": 2_593,
+    "tables": 2_330,
     "audit": 1_006,
     "worker": 3_104,
     "trees": 4_350,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 53_146
-TESTS_CEILING = 65_820
+PACKAGE_CEILING = 53_178
+TESTS_CEILING = 65_845
 
 
 def lines(files: "list[Path]") -> int:

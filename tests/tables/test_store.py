@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, TableFeatures
 from deltalake.exceptions import CommitFailedError
 from typer.testing import CliRunner
 
@@ -38,6 +38,31 @@ def test_the_newest_settlement_is_of_the_newest_epoch(store: LedgerStore) -> Non
         assert store.store_settlement(stored)
     newest = newest_of(store)
     assert newest.turn == turn(0, epoch=1)
+
+
+@pytest.mark.parametrize("name", ["plans", "outcomes", "settlements"])
+@pytest.mark.parametrize(("features", "command"), [
+    ([TableFeatures.DeletionVectors], r"REORG TABLE delta.`.*` APPLY \(PURGE\); ALTER TABLE .* DROP FEATURE delet"),
+    ([TableFeatures.RowTracking, TableFeatures.DomainMetadata], "DROP FEATURE domainMetadata; .* DROP FEATURE rowT"),
+    ([TableFeatures.ChangeDataFeed, TableFeatures.CheckConstraints], None),
+], ids=["deletion vectors", "row tracking", "listed and not used"])  # fmt: skip
+def test_a_table_whose_protocol_another_engine_has_changed_is_refused_with_the_command_that_ends_it(
+    store: LedgerStore, name: str, features: list[TableFeatures], command: str | None
+) -> None:
+    """Also by a process that has the table open: else `maintain` would bring deleted rows back, and a run would hand
+    out records whose outcomes it can't store."""
+    settled, planned = settlement(0), plan(1)
+    assert store.store_settlement(settled)
+    assert store.store_plan(planned)
+    assert store.store_outcomes(turn(1), [])
+    table: AuditTable = getattr(store, name)
+    DeltaTable(table.uri).alter.add_feature(features, allow_protocol_versions_increase=True)
+    for use in (table.state, table.open, lambda: AuditTable(store.folder, name).append([], "x", 1)):
+        if command is None:
+            assert use()
+            continue
+        with pytest.raises(FatalError, match=f"the table {name} .* another engine has given it .*{command}"):
+            use()
 
 
 NUMBERS = 5

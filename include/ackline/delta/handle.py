@@ -10,7 +10,7 @@ it did.
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -230,6 +230,8 @@ class TableHandle:
             state = self.states.newest()
         if state is not None:
             self._check_is_ours(field.name for field in state.schema.fields)
+            features = {*state.protocol.get("writerFeatures", ()), *state.protocol.get("readerFeatures", ())}
+            self._check_is_as_made(features, state.configuration)
         elif self._folder is not None:
             self._check_is_no_file(Path(self.uri))
         else:
@@ -250,6 +252,9 @@ class TableHandle:
                 if loaded is None or not self._update(loaded):
                     loaded, self._loaded_at = self._load(), time.monotonic()
                     self._check_is_ours(field.name for field in loaded.schema().fields)
+                protocol = loaded.protocol()
+                features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
+                self._check_is_as_made(features, loaded.metadata().configuration)
             except TableNotFoundError as error:
                 # A mistyped scheme must not pass for a table that is still to be created.
                 if str(error).startswith("Unknown scheme"):
@@ -282,6 +287,10 @@ class TableHandle:
 
     def _check_is_ours(self, columns: Iterable[str]) -> None:
         """A subclass raises ConfigError or FatalError here if it must not use a table with these columns."""
+
+    def _check_is_as_made(self, features: Collection[str], configuration: Mapping[str, str]) -> None:
+        """A subclass raises FatalError here if it can't read or write a table with these features and properties, which
+        another engine may have given it at any version."""
 
     @property
     def has_lock(self) -> bool:

@@ -31,6 +31,7 @@ from ackline.ledger.turns import LIVE, turn_in
 from ackline.pipeline.output_columns import Columns, arrow_type, type_text
 from ackline.pipeline.outputs import PARTITION_TYPES, ROW_COLUMNS
 from ackline.scrub import scrub_address
+from ackline.tables.audit_table import COLUMN_MAPPING, CONSTRAINT
 from ackline.tables.layout import LaneFolder, folders_in
 from ackline.tables.store import LedgerStore
 
@@ -43,7 +44,6 @@ WRITABLE_FEATURES = frozenset(
 """The features for writers that a table may have. An upgrade of the protocol adds those for columns and constraints to
 tables that do not use them, so `obstacle_of` looks for their use."""
 
-_COLUMN_MAPPING, _CONSTRAINT = "delta.columnMapping.mode", "delta.constraints."
 _OF_COLUMNS = {
     "delta.invariants": "an invariant",
     "delta.generationExpression": "a generation expression",
@@ -55,13 +55,13 @@ _OF_COLUMNS = {
 def obstacle_of(table: DeltaTable) -> str | None:
     """Returns what a table has that an output can't write, as an error names it; None if an output can append."""
     configuration = table.metadata().configuration
-    mapping = configuration.get(_COLUMN_MAPPING, "none")
+    mapping = configuration.get(COLUMN_MAPPING, "none")
     if mapping != "none":
-        return f"column mapping ({_COLUMN_MAPPING} is {mapping})"
+        return f"column mapping ({COLUMN_MAPPING} is {mapping})"
     features = sorted(set(table.protocol().writer_features or ()) - WRITABLE_FEATURES)
     if features:
         return f"the table feature {', '.join(features)}"
-    constraints = sorted(key.removeprefix(_CONSTRAINT) for key in configuration if key.startswith(_CONSTRAINT))
+    constraints = sorted(key.removeprefix(CONSTRAINT) for key in configuration if key.startswith(CONSTRAINT))
     if constraints:
         return f"the constraint {', '.join(constraints)}"
     for field in table.schema().fields:

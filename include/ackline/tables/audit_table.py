@@ -6,7 +6,7 @@ The fenced append and the reads are those of every Delta table (`ackline.delta.t
 import logging
 import time
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +33,12 @@ _PROPERTIES = {
     "delta.enableExpiredLogCleanup": "false",
     "delta.logRetentionDuration": f"interval {LOG_RETENTION.days} days",
 }
+FEATURES = frozenset(
+    {"appendOnly", "changeDataFeed", "checkConstraints", "columnMapping", "generatedColumns", "identityColumns",
+     "invariants"}
+)  # fmt: skip
+"""The table features that a table of the ledger may have. An upgrade of the protocol lists them though none is used."""
+COLUMN_MAPPING, CONSTRAINT = "delta.columnMapping.mode", "delta.constraints."
 Turn = tuple[int, int]
 """An epoch and a number in it."""
 _log = logging.getLogger(__name__)
@@ -65,6 +71,23 @@ class AuditTable(FencedTable):
                 f"take each consumer group over from its committed offsets",
                 key="ACKLINE_AUDIT",
             )
+
+    def _check_is_as_made(self, features: Collection[str], configuration: Mapping[str, str]) -> None:
+        """Raises FatalError for a table to which another engine has given what Ackline does not write: a run would hand
+        out records whose outcomes it can't store, or count rows that the engine has deleted."""
+        unknown = sorted(set(features) - FEATURES)
+        unknown += ["columnMapping"] * (configuration.get(COLUMN_MAPPING, "none") != "none")
+        constraints = sorted(key.removeprefix(CONSTRAINT) for key in configuration if key.startswith(CONSTRAINT))
+        if not unknown and not constraints:
+            return
+        what = f"the table feature {', '.join(unknown)}" if unknown else f"the constraint {', '.join(constraints)}"
+        purge = [f"REORG TABLE delta.`{self.uri}` APPLY (PURGE)"] if "deletionVectors" in unknown else []
+        drops = [f"FEATURE {name}" for name in unknown] or [f"CONSTRAINT {name}" for name in constraints]
+        ends = "; ".join([*purge, *(f"ALTER TABLE delta.`{self.uri}` DROP {drop}" for drop in drops)])
+        raise FatalError(
+            f"the table {self.name} at {scrub_address(self.uri)} can't be used: another engine has given it {what}, "
+            f"which Ackline does not write. This ends it, in Spark SQL: {ends}"
+        )
 
     def _writable(self) -> LogState:
         """Returns the newest version of the table, which has every column that this version of Ackline writes."""
