@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from ackline.airflow.driver import SECRETS, TASK, Secrets, describe_unexpected, exit_status_of
+from ackline.airflow.driver import SECRETS, TASK, Secrets, describe_unexpected, exit_status_of, progress_lines
 from ackline.airflow.driver_hook import SPARK_CONNECTION, DriverHook, driver_environment, handed_over
 from ackline.airflow.operators import airflow_errors
 from ackline.errors import (
@@ -26,6 +26,7 @@ from ackline.errors import (
 from ackline.lane.adapters import open_adapters
 from ackline.local.processes import wait_until
 from ackline.pipeline.pipeline import load
+from ackline.spark.progress import Handled
 from ackline.steps.plan import plan
 from ackline.steps.settle import settle
 from ackline.tables.lease import ProcessIdentity
@@ -64,6 +65,19 @@ def run_driver(project: Project, pipeline: str, connection: str | None) -> "subp
 def test_the_exit_status_depends_on_whether_the_error_may_be_retried(error: type[AcklineError], status: int) -> None:
     """1 is retried; 2 is a configuration error; 3 needs an operator; 4 is a refusal of the ledger or the group."""
     assert exit_status_of(error("no")) == status
+
+
+def test_the_log_of_the_task_gets_a_line_about_the_turn_every_half_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    show = progress_lines("orders", lambda: now)
+    for second in range(100):
+        now = float(second)
+        show(Handled(100 * second, 12_000, 100.0))
+    assert capsys.readouterr().out.splitlines() == [
+        "orders: 3,000 of 12,000 records · 100/s · 1 min 30 s left",
+        "orders: 6,000 of 12,000 records · 100/s · 1 min 0 s left",
+        "orders: 9,000 of 12,000 records · 100/s · 30 s left",
+    ]
 
 
 def test_airflow_retries_only_transient_errors() -> None:

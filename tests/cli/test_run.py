@@ -5,7 +5,7 @@ import pytest
 from ackline.forms.form import SETTING, RunRequest
 from ackline.steps.plan import plan
 from tests.cli.memory_command import MemoryCommand
-from tests.support.memory_lane import FAILS_ONCE, OK, PAYMENTS, TP, TP1, MemoryLane
+from tests.support.memory_lane import FAILS, FAILS_ONCE, OK, PAYMENTS, TP, TP1, MemoryLane
 
 NOW = {"initial_delay": "0s"}
 
@@ -41,6 +41,16 @@ def test_a_run_reads_what_its_options_choose_and_plan_shows_it(
     assert done["records"] == sum(read.values())
     assert {tp: len(lane.calls(tp)) for tp in (TP, TP1, PAYMENTS) if lane.calls(tp)} == read
     assert {tp: lane.floor(tp) for tp in (TP1, PAYMENTS)} == {tp: read.get(tp, 0) for tp in (TP1, PAYMENTS)}
+
+
+def test_the_failures_of_new_records_are_apart_from_those_of_retries(lane: MemoryLane, ackline: MemoryCommand) -> None:
+    done = ackline("run", "lane", "--json").json
+    assert (done["records"], done["new_records"], done["new_failed"], done["outcomes"]["failed"]) == (9, 9, 1, 1)
+    lane.produce(FAILS, OK)
+    done = ackline("run", "lane", "--json").json
+    assert (done["records"], done["new_records"], done["new_failed"], done["outcomes"]["failed"]) == (3, 2, 1, 1)
+    done = ackline("run", "lane", "--only-retries", "--json").json
+    assert (done["records"], done["new_records"], done["new_failed"], done["outcomes"]["failed"]) == (1, 0, 0, 1)
 
 
 def test_only_the_retries_of_the_chosen_partitions_are_read(lane: MemoryLane, ackline: MemoryCommand) -> None:

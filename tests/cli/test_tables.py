@@ -1,5 +1,6 @@
 """The tables that commands print: whole in a narrow terminal, and with every text as it is."""
 
+import re
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from datetime import UTC, datetime, timedelta, timezone
@@ -11,6 +12,7 @@ from rich.console import Console
 from ackline.cli import tables
 from ackline.cli.audit import _print_table
 from ackline.ledger.offsets import TopicPartition
+from ackline.spark.progress import Handled
 from tests.support.memory_lane import FAILS, OK, MemoryLane
 
 
@@ -30,6 +32,24 @@ def lines_of(prints: Callable[[Console], object], stream: StringIO | None = None
         patch.setenv("TERM", "dumb")
         prints(tables.console())
     return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_a_run_shows_its_figures_whole_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Terminal()
+    monkeypatch.setattr("sys.stderr", out)
+    for name, value in (("COLUMNS", "80"), ("LINES", "40"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    with tables.progress(quiet=False) as shown:
+        for handled in (Handled(1_200_000, 4_000_000, 4_000.0), Handled(7, None, 1.0, "total"), Handled(0, 10)):
+            shown(handled)
+            shown._shown.refresh()
+        shown.begin("starting Spark")
+        shown._shown.refresh()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    lines = [line.strip() for line in re.split(r"[\r\n]+", text)]
+    for figures in ("1,200,000 of 4,000,000 records · 4,000/s · 11 min 40 s left", "step total: 7 tuples · 1/s"):
+        assert any(line.startswith("replaying") and line.endswith(figures) for line in lines), lines
+    assert any(line.startswith("starting Spark") and line.endswith("0:00:00") for line in lines), lines
 
 
 def test_the_turn_of_a_run_names_its_partitions_in_80_columns() -> None:

@@ -19,26 +19,26 @@ CEILINGS = {
     "delta": 2_593,
     "tables": 2_330,
     "audit": 1_006,
-    "worker": 3_104,
-    "trees": 4_350,
-    "spark": 2_662,
-    "lane": 2_663,
+    "worker": 3_218,
+    "trees": 4_361,
+    "spark": 2_788,
+    "lane": 2_664,
     "outputs": 1_834,
     "in_flight": 485,
     "dead_letters": 229,
     "steps": 1_667,
-    "actions": 1_936,
+    "actions": 1_941,
     "answers": 1_625,
     "backfill": 1_123,
-    "airflow": 2_466,
-    "ui": 2_102,
+    "airflow": 2_485,
+    "ui": 2_128,
     "local": 2_240,
-    "cli": 4_122,
+    "cli": 4_136,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 53_178
-TESTS_CEILING = 65_845
+PACKAGE_CEILING = 53_494
+TESTS_CEILING = 66_153
 
 
 def lines(files: "list[Path]") -> int:

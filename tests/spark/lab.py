@@ -19,8 +19,8 @@ from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, Val
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.local.broker import Broker
-from ackline.spark.application import Progress
 from ackline.spark.job import ReplayResult, run_replay
+from ackline.spark.progress import Progress
 from ackline.tables.audit_table import AuditTable
 from ackline.worker.files import OutcomeTarget
 from ackline.worker.settings import KafkaSettings, ReplayJob, ReplaySettings

@@ -5,10 +5,13 @@ import time
 
 import pytest
 
+from ackline.delta.folder import Folder
 from ackline.errors import AcklineError
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
+from ackline.spark import progress
 from ackline.spark.job import run_replay
+from ackline.spark.progress import Handled, read_counts
 from tests.kafka.kafka_log import fill
 from tests.spark.lab import Lab, each_tier
 
@@ -33,16 +36,16 @@ def test_all_tasks_together_are_not_faster_than_the_rate(lab: Lab, handler: str)
     assert len(times) <= most + 1, "the clock reads a little later than a wait ends"
 
 
-def test_a_run_that_waits_can_be_watched_and_is_cancelled_at_once(lab: Lab) -> None:
-    """At this rate the run would take a hundred seconds."""
-    tp = lab.fill(100)
-    job = lab.job("ack", {tp: (0, 100)}, max_rate=1)
-    reports: list[tuple[int, int]] = []
+def test_a_run_that_waits_shows_what_it_has_handled_and_is_cancelled_at_once(lab: Lab) -> None:
+    """At this rate the run would take fifty seconds."""
+    tp = lab.fill(200)
+    job = lab.job("ack", {tp: (0, 100)}, {tp: dict.fromkeys(range(100, 200), 2)}, max_rate=4)
+    reports: list[Handled] = []
     cancelled = threading.Event()
 
-    def on_progress(done: int, tasks: int) -> None:
-        reports.append((done, tasks))
-        if len(reports) == 3:
+    def on_progress(handled: Handled) -> None:
+        reports.append(handled)
+        if handled.left is not None and not cancelled.is_set():
             cancelled.set()
             lab.spark.sparkContext.cancelAllJobs()
 
@@ -50,5 +53,24 @@ def test_a_run_that_waits_can_be_watched_and_is_cancelled_at_once(lab: Lab) -> N
     with pytest.raises(AcklineError):
         run_replay(lab.spark, job, on_progress)
     assert cancelled.is_set()
-    assert set(reports) == {(0, 1)}
+    done = [handled.done for handled in reports]
+    assert done == sorted(done)
+    assert {handled.total for handled in reports} == {200}
+    assert 0 < (reports[-1].rate or 0) < 3 * 4
     assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("handler", ["by_word", "arrow_words", "column_words"])
+def test_each_tier_counts_each_record(lab: Lab, handler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last count is read when the job has ended, before the folder goes."""
+    tp = lab.fill(60, lambda _: b"acked" if handler != "by_word" else b"ok")
+    counts: list[dict[int, int]] = []
+    remove = progress.remove_counts
+
+    def remove_counts(uri: str) -> None:
+        counts.append(read_counts(Folder(uri).names()))
+        remove(uri)
+
+    monkeypatch.setattr(progress, "remove_counts", remove_counts)
+    lab.run(lab.job(handler, {tp: (0, 40)}, {tp: dict.fromkeys(range(40, 60), 2)}), lambda _: None)
+    assert counts == [{-1: 60}]

@@ -40,5 +40,6 @@ def run_in_process(
     once, turn = job.settings.once, job.target.turn
     opens = once and job.folder is None
     with open_task_folder(job.target.root, turn, once) if opens else nullcontext(job.folder) as folder:
-        batches = manifests(job, TaskSettings(job.target, job.settings, tier, topic, job.max_rate, folder, tps))
+        task = TaskSettings(job.target, job.settings, tier, topic, job.max_rate, folder, tps, progress=job.progress)
+        batches = manifests(job, task)
     return result_of([SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()], job)

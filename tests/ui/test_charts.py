@@ -67,6 +67,58 @@ def test_a_million_failures_are_at_most_a_mark_for_each_column() -> None:
     assert 1 <= picture.count("pending retry") <= 500
 
 
+def bars(picture: str) -> list[tuple[str, float, float]]:
+    """Returns the kind, the height and the foot of each bar of pending offsets, from left to right."""
+    rects = [rect for rect in ET.fromstring(picture).iter("rect") if rect.attrib["class"].startswith("pending")]
+    return [
+        (rect.attrib["class"].removeprefix("pending "), height, 18 - float(rect.attrib["y"]) - height)
+        for rect in rects
+        if (height := float(rect.attrib["height"]))
+    ]
+
+
+def pending_at(*offsets: int) -> tuple[ValuedRange[Pending], ...]:
+    return tuple(ValuedRange(offset, offset + 1, RETRY) for offset in offsets)
+
+
+@pytest.mark.parametrize(("every", "low", "high"), [(20, 3, 3), (4, 4, 5), (2, 9, 9), (1, 18, 18)])
+def test_a_bar_of_pending_offsets_is_as_high_as_their_share(every: int, low: int, high: int) -> None:
+    """267 failures among 5,337 records are no red log: each twentieth offset is a twentieth of it, and seen."""
+    state = PartitionState(4_000, pending_at(*range(0, 4_000, every)))
+    found = bars(charts.partition_picture(part(state, log_start=0.0, log_end=4_000.0)))
+    assert all(low <= height <= high for _, height, _ in found)
+    share = sum(height * width for (_, height, _), width in zip(found, widths_of(state), strict=True)) / 18
+    assert abs(share - 1 / every) < 0.12
+
+
+def widths_of(state: PartitionState) -> list[float]:
+    picture = charts.partition_picture(part(state, log_start=0.0, log_end=float(state.complete_to)))
+    rects = [rect for rect in ET.fromstring(picture).iter("rect") if rect.attrib["class"].startswith("pending")]
+    return [float(rect.attrib["width"].rstrip("%")) / 100 for rect in rects]
+
+
+def test_a_bar_says_how_many_offsets_are_pending_of_how_many() -> None:
+    state = PartitionState(2_000_000, pending_at(5, 7, 1_000_000))
+    titles = [title.text for title in ET.fromstring(
+        charts.partition_picture(part(state, log_start=0.0, log_end=2e6))
+    ).iter("title")]  # fmt: skip
+    assert titles == ["2 of 10,000 offsets", "1 of 10,000 offsets"]
+
+
+def test_pending_offsets_of_several_kinds_stand_on_each_other() -> None:
+    flight = Pending(PendingKind.IN_FLIGHT, 1, None, None)
+    runs = [ValuedRange(n, n + 1, RETRY if n % 2 else flight) for n in range(2_000)]
+    found = bars(charts.partition_picture(part(PartitionState(2_000, tuple(runs)), log_start=0.0, log_end=2_000.0)))
+    assert sorted(found) == [("in_flight", 9, 9), ("retry", 9, 0)]
+
+
+def test_a_short_log_has_a_column_for_each_offset() -> None:
+    state = PartitionState(5, pending_at(1, 3))
+    picture = charts.partition_picture(part(state, log_start=0.0, log_end=10.0))
+    assert [(round(height), foot) for _, height, foot in bars(picture)] == [(18, 0), (18, 0)]
+    assert widths_of(state) == [0.2, 0.2]
+
+
 def test_a_name_from_outside_is_escaped() -> None:
     hostile = '"><script>alert(1)</script>'
     assert "<script>" not in charts.partition_picture(part(PartitionState(1), topic=hostile), labels=True)

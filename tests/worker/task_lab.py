@@ -9,8 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from ackline.ledger.offsets import TopicPartition
-from ackline.spark.application import Progress
 from ackline.spark.job import ReplayResult
+from ackline.spark.progress import Progress
 from ackline.tables.audit_table import AuditTable
 from ackline.worker.settings import ReplayJob
 from tests.spark.lab import Lab

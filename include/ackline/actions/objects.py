@@ -163,6 +163,8 @@ class RanObject(PlannedObject):
 class RunObject(JsonObject):
     """The closing line of `ackline run --json`: `records` counts handler calls, `outcomes` offsets.
 
+    Of its settled turns, `new_records` counts the records that were handled for the first time, and `new_failed` those
+    of them that failed.
     Without an ack topic it has no answers, because zeros would read as an ack topic that got none.
     """
 
@@ -170,6 +172,8 @@ class RunObject(JsonObject):
     pipeline: str
     turn: int | None
     records: int
+    new_records: int
+    new_failed: int
     outcomes: dict[str, int]
     partitions: tuple[RanObject, ...]
     missing_topics: tuple[str, ...]
@@ -194,8 +198,9 @@ def run_object(ran: RunResult, store: LedgerStore) -> RunObject:
         partitions.append(RanObject(**{**dict(after), **reads}))
     partitions += [RanObject(topic=tp.topic, partition=tp.partition, why=NO_LEADER) for tp in ran.leaderless]
     return RunObject(
-        pipeline=store.pipeline, turn=last.turn.n if last else None, records=ran.calls, outcomes=dict(ran.outcomes),
-        partitions=tuple(partitions), missing_topics=ran.missing,
+        pipeline=store.pipeline, turn=last.turn.n if last else None, records=ran.calls, new_records=ran.new_records,
+        new_failed=ran.new_failed, outcomes=dict(ran.outcomes), partitions=tuple(partitions),
+        missing_topics=ran.missing,
         answers=None if ran.answers is None else dict(ran.answers),
         warnings=None if ran.answers is None else tuple(ran.warnings),
     )  # fmt: skip

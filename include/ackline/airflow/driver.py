@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ackline.airflow.traces import continued_trace
 from ackline.errors import (
@@ -37,7 +37,11 @@ from ackline.spark.master import MASTER, connect_server
 from ackline.stored import Stored
 from ackline.tables.lease import ProcessIdentity
 
+if TYPE_CHECKING:
+    from ackline.spark.progress import Handled, Progress
+
 POLL_SECONDS = 0.5
+PROGRESS_SECONDS = 30.0
 GRACE_SECONDS = 5.0
 
 
@@ -205,12 +209,27 @@ def take_turns(
     check_functions(*pipeline.functions)
     noted = noted_stop(lane_folder(audit_root(), name, lane or LIVE), name, run_id)
     with noted, opening(pipeline, when_held=WhenHeld.REFUSE) as adapters:
+        on_progress = progress_lines(name)
         session = partial(open_session, "-".join(filter(None, ["ackline", name, lane])), pipeline.spark)
         if lane is not None:
-            done = run_backfill(adapters, session, max_records, reason=reason)
+            done = run_backfill(adapters, session, max_records, on_progress=on_progress, reason=reason)
             return f"{name} {lane}: {counted(len(done.plans), 'turn')}, {counted(done.calls, 'handler call')}"
-        done = replay_until_records(adapters, session)
+        done = replay_until_records(adapters, session, on_progress)
     if not done.plans:
         return f"{name}: no turn is open"
     void = f"; void: {done.voided[-1]}" if done.voided else ""
     return f"{done.plans[-1].turn}: {counted(done.calls, 'handler call')}{void}"
+
+
+def progress_lines(name: str, clock: Callable[[], float] = time.monotonic) -> "Progress":
+    """Returns a function that prints how much of a turn is handled, at most every PROGRESS_SECONDS. The task takes the
+    line into its log."""
+    printed = clock()
+
+    def show(handled: "Handled") -> None:
+        nonlocal printed
+        if clock() - printed >= PROGRESS_SECONDS:
+            printed = clock()
+            print(f"{name}: {handled.text()}", flush=True)
+
+    return show

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from ackline.answers.status import PartitionStatus, Unreachable
 from ackline.lane.ways_out import StandsStill
@@ -18,6 +19,9 @@ from ackline.ledger.commit_rule import Committed
 from ackline.ledger.metrics import StepFigures, mean_and_max
 from ackline.ledger.offsets import TopicPartition, count
 from ackline.ledger.turns import Plan, Settlement, TurnId, worst_partitions
+
+if TYPE_CHECKING:
+    from ackline.spark.progress import Handled
 
 WORST = 10
 """How many partitions the table of a turn lists."""
@@ -354,32 +358,42 @@ def steps_table(figures: StepFigures, width: int = 200) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """The progress bar of a run: what it does now, and once a Spark job works, how many of its tasks are done."""
+    """The progress bar of a run: what it does now, and once a Spark job works, how many records it has handled."""
 
     _shown: Progress
     _task: TaskID
 
-    def __call__(self, done: int, total: int) -> None:
-        """Shows how many tasks are done, of how many."""
-        tasks = f"{done}/{total} tasks"
-        self._shown.update(self._task, description="replaying", completed=done, total=total, tasks=tasks)
+    def __call__(self, handled: "Handled") -> None:
+        """Shows what is handled, the rate and the time left."""
+        self._show("replaying", handled.done, handled.total, handled.text())
 
     def begin(self, what: str) -> None:
         """Shows what the run does from now on."""
-        self._shown.update(self._task, description=what, completed=0, total=None, tasks="")
+        self._show(what, 0, None, "")
+
+    def _show(self, what: str, done: int, total: int | None, figures: str) -> None:
+        self._shown.tasks[0].total = total  # `update` takes None for no change
+        self._shown.update(self._task, description=what, completed=done, figures=figures)
+
+
+class _ElapsedWithoutFigures(TimeElapsedColumn):
+    """How long a run has worked; left out beside figures, which need the width of a narrow terminal."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.fields["figures"] else super().render(task)
 
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[RunProgress]:
-    """Shows a progress bar over the tasks of a Spark job, on standard error if that is a terminal."""
+    """Shows a progress bar over the records of a turn, on standard error if that is a terminal."""
     shown = Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[tasks]}"),
-        TimeElapsedColumn(),
+        BarColumn(bar_width=8),
+        TextColumn("{task.fields[figures]}"),
+        _ElapsedWithoutFigures(),
         console=console(stderr=True),
         transient=True,
         disable=quiet or not sys.stderr.isatty(),
     )
     with shown:
-        yield RunProgress(shown, shown.add_task("planning", total=None, tasks=""))
+        yield RunProgress(shown, shown.add_task("planning", total=None, figures=""))

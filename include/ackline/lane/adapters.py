@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ackline.spark.job import ReplayResult
+    from ackline.spark.progress import Handled
     from ackline.worker.settings import ReplayJob, TaskFolder
 from collections.abc import Iterable
 
@@ -49,8 +50,8 @@ from ackline.pipeline import warnings
 from ackline.scrub import scrub_setting
 
 Clock = Callable[[], datetime]
-Progress = Callable[[int, int], None]
-"""Called while Spark works, with how many tasks are done and how many there are."""
+Progress = Callable[["Handled"], None]
+"""Called while Spark works, with how much of the turn is handled."""
 
 
 def _replay_job(spark: "Callable[[], SparkSession]", job: "ReplayJob", on_progress: Progress | None) -> "ReplayResult":

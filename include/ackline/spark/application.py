@@ -7,8 +7,6 @@ same. `ServerApplication.check` raises an error that names what a server can't p
 
 import logging
 import re
-import threading
-import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -27,13 +25,10 @@ from ackline.spark.master import is_local
 from ackline.worker.settings import ReplayJob
 from ackline.worker.streams import Streams
 
-Progress = Callable[[int, int], None]
-"""Takes the number of tasks that are done, and of all tasks."""
 ProbeTask = Callable[[Iterable[int]], Iterator[tuple[str, str, str, int]]]
 
 log = logging.getLogger(__name__)
 
-_INTERVAL = 0.5
 _FIRST_EXECUTOR_SECONDS = 60.0
 _QUIET_SECONDS = 2.0
 _EXECUTOR_POLL_SECONDS = 0.2
@@ -86,9 +81,8 @@ class Application(ABC):
             raise ConfigError(f"`{DYNAMIC_ALLOCATION}` is on: {DYNAMIC_ALLOCATION_REASON}", key=DYNAMIC_ALLOCATION)
 
     @abstractmethod
-    def watched(self, on_progress: Progress | None) -> AbstractContextManager[None]:
-        """Returns a context for jobs. `on_progress` is called from time to time while they run, and an exception that
-        leaves the context cancels them."""
+    def watched(self) -> AbstractContextManager[None]:
+        """Returns a context for jobs. An exception that leaves it cancels them."""
 
     @abstractmethod
     def share(self, value: Any) -> Any:
@@ -142,15 +136,10 @@ class OwnApplication(Application):
         return self.spark.sparkContext.getConf().get(name)
 
     @contextmanager
-    def watched(self, on_progress: Progress | None) -> Iterator[None]:
-        """Runs the block's jobs as a job group of their own. Calls `on_progress` from another thread."""
+    def watched(self) -> Iterator[None]:
+        """Runs the block's jobs as a job group of their own."""
         context, group = self.spark.sparkContext, f"ackline-{uuid.uuid4()}"
         context.setJobGroup(group, "ackline replay", interruptOnCancel=True)
-        ended = threading.Event()
-        reporter = None
-        if on_progress is not None:
-            reporter = threading.Thread(target=self._report, args=(group, on_progress, ended), daemon=True)
-            reporter.start()
         try:
             yield
         except BaseException:
@@ -158,24 +147,8 @@ class OwnApplication(Application):
                 context.cancelJobGroup(group)
             raise
         finally:
-            ended.set()
-            if reporter is not None:
-                reporter.join()
             with suppress(Exception):
                 context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
-
-    def _report(self, group: str, on_progress: Progress, ended: threading.Event) -> None:
-        tracker = self.spark.sparkContext.statusTracker()
-        while not ended.wait(_INTERVAL):
-            done = total = 0
-            for job in tracker.getJobIdsForGroup(group):
-                info = tracker.getJobInfo(job)
-                for stage in info.stageIds if info is not None else ():
-                    state = tracker.getStageInfo(stage)
-                    if state is not None:
-                        done, total = done + state.numCompletedTasks, total + state.numTasks
-            if total:
-                on_progress(done, total)
 
     def share(self, value: Any) -> Any:
         return self.spark.sparkContext.broadcast(value)
@@ -286,21 +259,10 @@ class ServerApplication(Application):
             )
 
     @contextmanager
-    def watched(self, on_progress: Progress | None) -> Iterator[None]:
-        """Runs the block's jobs with the tag of this process. Calls `on_progress` as often as the server reports."""
+    def watched(self) -> Iterator[None]:
+        """Runs the block's jobs with the tag of this process."""
         session: Any = self.spark
-        last = 0.0
-
-        def report(stages: Any, **_: Any) -> None:
-            nonlocal last
-            done = sum(stage.num_completed_tasks for stage in stages or ())
-            total = sum(stage.num_tasks for stage in stages or ())
-            if total and on_progress is not None and (done == total or time.monotonic() - last >= _INTERVAL):
-                last = time.monotonic()
-                on_progress(done, total)
-
         session.addTag(TAG)
-        session.registerProgressHandler(report)
         try:
             yield
         except BaseException:
@@ -309,7 +271,6 @@ class ServerApplication(Application):
             raise
         finally:
             with suppress(Exception):
-                session.removeProgressHandler(report)
                 session.removeTag(TAG)
 
     def share(self, value: Any) -> Any:
@@ -328,7 +289,7 @@ class ServerApplication(Application):
             yield pa.RecordBatch.from_pydict({"host": host, "problem": problem, "file": file, "size": size})
 
         schema = "host string, problem string, file string, size bigint"
-        with self.watched(None):
+        with self.watched():
             rows = self.spark.range(_MAX_CORES).mapInArrow(answers, schema).collect()
         self._cores = len(rows)  # `cores` would need a job of its own
         return rows

@@ -23,10 +23,11 @@ from ackline.ledger.offsets import TopicPartition, count
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.published import StagedFile
 from ackline.pipeline.functions import StreamFunctions, isolation_obstacle
-from ackline.spark.application import Application, Progress, application_of
+from ackline.spark.application import Application, application_of
 from ackline.spark.failure import error_of_spark, is_timestamp_overflow
 from ackline.spark.lineage import manifests_of
 from ackline.spark.probe import WAIT_SECONDS, WAIT_SECONDS_ONCE, probe_executors, wait_until_sized
+from ackline.spark.progress import Progress, remove_counts, reporting
 from ackline.worker.files import WrittenFile
 from ackline.worker.settings import ReplayJob, TaskFolder, durations_of, open_task_folder
 from ackline.worker.streams import Streams, load_functions_of_job
@@ -140,8 +141,8 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     """Reads the job's ranges and retries, calls the handler once for each record, and writes the files of outcomes.
 
     Handles a record again only if Spark's source can't convert a timestamp that no `exact_from` announces: then it
-    starts the job again with exact reads, except at most once. Calls `on_progress` from another thread with (tasks
-    done, all tasks). Logs how many records have a timestamp that is no time. When it returns, this machine sees all
+    starts the job again with exact reads, except at most once. Calls `on_progress` from another thread with what
+    is handled. Logs how many records have a timestamp that is no time. When it returns, this machine sees all
     files.
 
     Raises RangeGone if the log no longer holds a range, TransientError if brokers or workers fail, ConfigError for an
@@ -165,9 +166,10 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
         open_task_folder(job.target.root, job.target.turn, job.settings.once)
         if job.folder is None and (job.settings.once or not application.is_local)
         else nullcontext(job.folder) as folder,
-        application.watched(on_progress),
+        application.watched(),
+        reporting(job, None if application.is_local else folder, on_progress) as reported,
     ):
-        result = result_of(_collect(spark, job, handler, folder), job)
+        result = result_of(_collect(spark, reported, handler, folder), job)
     # The caller commits these names next. A name whose file this machine does not see must never get into the log.
     seconds = WAIT_SECONDS_ONCE if job.settings.once else WAIT_SECONDS
     wait_until_sized(job.target.root, {file.path: file.size for file in result.files}, seconds=seconds)
@@ -184,6 +186,8 @@ def _collect(spark: SparkSession, job: ReplayJob, handler: Handler | Streams, fo
         if job.settings.once or not is_timestamp_overflow(error):
             raise error_of_spark(error) from None
     log.warning("%s: Spark's source can't convert a record's timestamp; the ranges are read exactly", job.target.turn)
+    if job.progress is not None:
+        remove_counts(job.progress)
     return _collect(spark, replace(job, exact_from=dict.fromkeys(job.fresh, 0)), handler, folder)
 
 

@@ -216,6 +216,7 @@ def manifests_of(
         None if job.max_rate is None else _rate_per_task(spark, job, job.max_rate),
         folder,
         tuple(sorted({*job.fresh, *job.retries})),
+        progress=job.progress,
     )
     offsets = sum(map(len, job.fresh.values())) + sum(map(count, job.retries.values()))
     parts_of_chain = tasks_of_chain(offsets, application_of(spark).cores, job.tuples_a_record)

@@ -30,8 +30,9 @@ from ackline.trees.parcels import Arrivals, ArrivedTuples, Unfit
 from ackline.trees.rows import UNTRACKED, EdgeNumbers, Edges, seed_of
 from ackline.worker.isolation.handler_process import IsolatedHandler
 from ackline.worker.outcomes import Outcomes, RowOutcome, outcome_clock
+from ackline.worker.progress import TaskProgress, note_calls
 from ackline.worker.records import Int64s, Records
-from ackline.worker.run import TaskRun, check_start, ignore_ctrl_c, naming_host
+from ackline.worker.run import TaskRun, check_start, ignore_ctrl_c, naming_host, part_of_task
 from ackline.worker.settings import TaskSettings, manifest
 from ackline.worker.streams import CallHandler, load_call
 
@@ -186,6 +187,7 @@ class SourceRun(TaskRun):
         topology = self._settings.replay.topology
         assert topology is not None
         trees = BegunTrees.of(ended.events, records)
+        self._progress.add(int(np.count_nonzero(trees.is_open)))  # the others are counted where they are stored
         outcomes.not_acked += trees.outcomes_of_ended(topology, self._clock())
         outcomes.not_acked.sort(key=lambda outcome: outcome.row)
         outcomes.trees = trees.stories(outcomes.not_acked, topology)
@@ -263,6 +265,7 @@ class StepRun:
             self._outputs = None if targets is None else OutputRows(targets, tps)
             self._trees = tree_calls(settings, outcome_clock(settings.replay.now), self._outputs, step.number)
         self._outbox = Outbox()
+        self._progress = TaskProgress(settings.progress, step.number, str(part_of_task()))
         self._rest: list[pa.RecordBatch] = []
         """The tuples of the last key, of which a join may get more."""
         takes_batches = isinstance(self._trees, ArrowTreeCalls) and self._trees.takes_batches(step)
@@ -277,12 +280,14 @@ class StepRun:
                     self._trees.process.start()
             # The import comes before the marker, as in `TaskRun`.
             check_start(self._settings, f"step-{self._step.number}")
+            self._progress.start()
         except BaseException as error:
             self.__exit__(type(error))
             raise
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        self._progress.end()
         if isinstance(self._trees, IsolatedTreeCalls):
             self._trees.process.close()
         if kind is not None and self._outputs is not None:
@@ -310,7 +315,9 @@ class StepRun:
     def _handle_whole(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Calls the handler on tuples of the step; no further batch has tuples of their keys."""
         while batch.num_rows:
-            batch = batch.slice(self._call(batch))
+            done = self._call(batch)
+            self._progress.add(done)
+            batch = batch.slice(done)
             yield from self._end()
 
     def _end(self) -> Iterator[pa.RecordBatch]:
@@ -334,6 +341,7 @@ class StepRun:
         for arrived in calls:
             self._trees.call_batch(self._step, arrived)
             if isinstance(arrived, ArrivedTuples):
+                self._progress.add(len(arrived))
                 self._arrivals.adapt(len(arrived), self._trees.fill)
             yield from self._end()
 
@@ -342,6 +350,7 @@ class StepRun:
         rest, self._rest = self._rest, []
         if rest:
             self._trees.call_join(self._step, [given for batch in rest for given in self._inputs(batch)])
+            self._progress.add(sum(batch.num_rows for batch in rest))
             yield from self._end()
 
     def _call(self, batch: pa.RecordBatch) -> int:
@@ -359,6 +368,7 @@ class StepRun:
                 done += 1
                 if self._trees.full:
                     return done
+            note_calls(len(unpacked))
         return int(batch.num_rows)
 
     def _call_joins(self, keys: pa.Array, inputs: Iterator[Input]) -> int:
@@ -378,6 +388,7 @@ class StepRun:
             for given in chunk:
                 trees.call_step(self._step, given)
             done += len(chunk)
+            note_calls(len(chunk))
         return done
 
     def _inputs(self, batch: pa.RecordBatch) -> Iterator[Input]:

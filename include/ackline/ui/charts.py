@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -27,12 +29,14 @@ ROOT_FROM = 50
 """If the largest turn has this many times the offsets of the smallest, bars have a square-root scale."""
 SEEN = 2.0
 """The least height of an outcome in a bar, in pixels."""
-_COLUMNS = 500
-"""The number of columns of a picture, each of which has at most one mark for its pending offsets."""
+_COLUMNS = 200
+"""The most columns of a picture's log. Of each, the share of its offsets that is pending is shown as a height."""
 _LABEL_WIDTH = 7.6
 """About how many pixels a character of a label takes, to keep labels apart. The font is not known."""
 _MARK, _BAR = 9, 18
 """The height of the bands of marks above and below the bar, and of the bar."""
+_SEEN_IN_LOG = 3
+"""The least height of pending offsets in a log, in pixels: one among millions is seen."""
 _PLOT = 112
 """The height of the bars of a chart, below which is its axis."""
 
@@ -118,28 +122,50 @@ def _mark(scale: _Scale, offset: int, name: str, path: str) -> Markup:
 
 
 def _failure_marks(part: PartitionReading, scale: _Scale) -> Iterable[Markup]:
-    """Yields a mark for each column of the picture that holds a pending offset."""
-    runs = part.settled.state.pending
+    """Yields bars of the pending offsets from the foot of the log on: the higher, the larger their share of the column.
+    Those of several kinds stand on each other."""
+    runs, gone = part.settled.state.pending, part.log_start or 0
+    columns = min(_COLUMNS, max(1, scale.high - scale.low))
+    edges = scale.low + np.arange(columns + 1, dtype=np.int64) * (scale.high - scale.low) // columns
+    foot = np.zeros(columns)
     for kind in PendingKind:
         chosen = runs.of_kind(kind)
-        lost = chosen.ends <= (part.log_start or 0)  # retention has taken them, and the next turn settles them
-        yield from _marks(scale, chosen.starts[~lost], chosen.ends[~lost], kind.value)
-        yield from _marks(scale, chosen.starts[lost], chosen.ends[lost], f"{kind.value} lost")
+        lost = chosen.ends <= gone  # retention has taken them, and the next turn settles them
+        for name, of_name in ((kind.value, ~lost), (f"{kind.value} lost", lost)):
+            counts = _offsets_between(edges, chosen.starts[of_name], chosen.ends[of_name])
+            heights = np.round(
+                np.where(counts > 0, np.maximum(_SEEN_IN_LOG, counts / np.maximum(1, np.diff(edges)) * _BAR), 0)
+            )
+            yield from _bars(foot, np.minimum(heights, _BAR - foot), counts, edges, name)
+            foot = np.minimum(foot + heights, _BAR)
 
 
-def _marks(scale: _Scale, starts: Int64s, ends: Int64s, name: str) -> Iterable[Markup]:
-    span = max(1, scale.high - scale.low)
-    first = np.clip((starts - scale.low) * _COLUMNS // span, 0, _COLUMNS - 1)
-    last = np.clip((ends - 1 - scale.low) * _COLUMNS // span, 0, _COLUMNS - 1)
-    edges = np.zeros(_COLUMNS + 1, dtype=np.int64)
-    np.add.at(edges, first, 1)
-    np.add.at(edges, last + 1, -1)
-    filled = np.concatenate([[False], np.cumsum(edges)[:_COLUMNS] > 0, [False]])
-    begins, stops = np.flatnonzero(filled[1:] & ~filled[:-1]), np.flatnonzero(~filled[1:] & filled[:-1])
-    for begin, stop in zip(begins.tolist(), stops.tolist(), strict=True):
-        yield Markup('<rect class="pending {}" x="{}" y="2" width="{}" height="14"/>').format(
-            name, _percent(begin / _COLUMNS), _percent((stop - begin) / _COLUMNS)
-        )
+def _offsets_between(edges: Int64s, starts: Int64s, ends: Int64s) -> Int64s:
+    """Returns how many offsets of some ranges lie between each two edges. The ranges ascend and do not overlap."""
+    if not len(starts):
+        return np.zeros(len(edges) - 1, dtype=np.int64)
+    before = np.concatenate([[0], np.cumsum(ends - starts)])
+    begun = np.searchsorted(starts, edges)
+    last = np.maximum(begun - 1, 0)
+    below: Int64s = before[begun] - np.where(begun > 0, np.maximum(0, ends[last] - edges), 0)
+    return np.diff(below)
+
+
+def _bars(foot: Any, heights: Any, counts: Int64s, edges: Int64s, name: str) -> Iterable[Markup]:
+    """Yields a bar for each stretch of columns with the same height."""
+    shapes = np.stack([foot, heights])
+    begins = np.concatenate([[0], np.flatnonzero((shapes[:, 1:] != shapes[:, :-1]).any(axis=0)) + 1]).tolist()
+    columns = len(heights)
+    for begin, stop in pairwise([*begins, columns]):
+        if heights[begin]:
+            yield Markup(
+                '<rect class="pending {}" x="{}" y="{:g}" width="{}" height="{:g}"><title>{:,} of {:,} offsets</title>'
+                "</rect>"
+            ).format(
+                name, _percent(begin / columns), _BAR - foot[begin] - heights[begin],
+                _percent((stop - begin) / columns), heights[begin], int(counts[begin:stop].sum()),
+                int(edges[stop] - edges[begin]),
+            )  # fmt: skip
 
 
 _Line = list[tuple[float, str, str]]

@@ -35,6 +35,7 @@ from ackline.worker.outcomes import (
     outcome_of_word,
     scrubbed_message,
 )
+from ackline.worker.progress import note_calls
 from ackline.worker.records import Records
 from ackline.worker.settings import ReplaySettings
 
@@ -129,6 +130,7 @@ def call_record_handler(
                 count = int(np.searchsorted(records.offsets, record.offset)) + 1
                 remaining = iter(())
                 break
+        note_calls(min(_GROUP, count - len(times) * _GROUP))
         times.append(now())
     handled_at = np.repeat(np.array(times, dtype=np.int64), _GROUP)[:count]
     return Outcomes(handled_at, not_acked, count)

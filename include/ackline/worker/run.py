@@ -30,6 +30,7 @@ from ackline.ledger.metrics import FetchTimes
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import NO_TIMESTAMP, ErrorClass, Outcome
 from ackline.pipeline.properties import key_hash
+from ackline.pipeline.topology import SOURCE_STEP
 from ackline.worker.files import Chunk, OutcomeCounter, OutcomeFiles
 from ackline.worker.isolation.handler_process import IsolatedHandler
 from ackline.worker.outcomes import (
@@ -41,6 +42,7 @@ from ackline.worker.outcomes import (
     outcome_of_word,
     tombstone_outcome,
 )
+from ackline.worker.progress import TaskProgress, calls_under_way
 from ackline.worker.records import OUT_OF_RANGE, GoneOffsets, Int64s, Records
 from ackline.worker.settings import ReplaySettings, TaskSettings, manifest
 from ackline.worker.streams import CallHandler, load_call
@@ -114,6 +116,8 @@ class TaskRun:
         self._out_of_range = 0
         self._rate_limit = RateLimit(settings.rate) if settings.rate else None
         self._call = self._load_call()
+        under_way = self._call.calls_ended if isinstance(self._call, IsolatedHandler) else calls_under_way
+        self._progress = TaskProgress(settings.progress, SOURCE_STEP, f"{part_of_task()}-{source}", under_way)
 
     def _load_call(self) -> CallHandler | None:
         settings = self._settings
@@ -134,12 +138,14 @@ class TaskRun:
                     self._call.start()
             # The import comes before the marker: after an import that fails, another executor may take this part.
             check_start(self._settings, self._source)
+            self._progress.start()
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._progress.end()
         if isinstance(self._call, IsolatedHandler):
             self._call.close()
         if kind is not None:
@@ -164,6 +170,7 @@ class TaskRun:
     def _store_records(self, records: Records, outcomes: Outcomes) -> None:
         hashes = self._hashes(records.keys)
         self._store(records.tp, records.offsets, records.timestamps, records.attempts, outcomes, hashes)
+        self._progress.add(len(records))
 
     def _hashes(self, keys: pa.Array) -> pa.Array | None:
         """Returns the hash of each key, null for a record without one; None if the pipeline stores no hashes."""
@@ -180,6 +187,7 @@ class TaskRun:
         timestamps, handled_at = np.full_like(offsets, NO_TIMESTAMP), np.full_like(offsets, self._clock())
         chunk = Chunk(offsets, timestamps, np.zeros(len(offsets), np.int32), handled_at)
         self._files.add(gone.tp, gone.outcome, chunk)
+        self._progress.add(len(offsets))
 
     def store_unreadable(self, records: Records) -> None:
         """Stores each of `records`, which no handler can get, as failed."""
@@ -230,6 +238,7 @@ class TaskRun:
         offsets = batch.column("offset").to_numpy()
         hashes = None if self._key_hash is None else self._hashes(batch.column("key"))
         self._store(tp, offsets, timestamps, attempts, Outcomes(handled_at, not_acked), hashes)
+        self._progress.add(len(offsets))
 
     def _store(
         self,

@@ -239,6 +239,8 @@ class ReplayJob:
     """How many tuples the busiest step got for each record in the turn before; None if that is not known."""
     folder: TaskFolder | None = None
     """Where the tasks prove that they may start, if it is open already: at most once, before the turn is claimed."""
+    progress: str | None = None
+    """Where the tasks write how much they have handled; None if no run shows it."""
 
 
 @contextmanager
@@ -301,3 +303,5 @@ class TaskSettings:
     buckets: int = 32
     """With Arrow steps: into how many buckets the keys of their tuples are divided. The more there are, the fewer
     tuples a row between two tasks holds, and the more evenly the tasks share the tuples."""
+    progress: str | None = None
+    """Where this task writes how much it has handled; None if no run shows it."""

@@ -125,6 +125,10 @@ class HandlerProcess:
                 f"what the handler's import and its threads do"
             )
 
+    def calls_ended(self) -> int:
+        """Returns how many calls of the request under way have ended; 0 while one call has all its rows."""
+        return 0 if self._log.as_batch else max(0, self._log.state().given - 1)
+
     def take_returned(self) -> list[tuple[int, Any]]:
         """Returns what calls have returned or raised since the last time, with the offset or the number of the call,
         and forgets it."""
@@ -341,6 +345,10 @@ class IsolatedHandler:
 
     def _failure(self, row: int, death: Death, time: int, rows: int = 1) -> RowOutcome:
         return death.failure(row, self._limit, time, "" if rows == 1 else f" in a batch of {rows} records")
+
+    def calls_ended(self) -> int:
+        """Returns how many calls of the request under way have ended."""
+        return self._process.calls_ended()
 
     def start(self) -> None:
         """Starts the process, which imports the handler. Raises what the import raises."""
