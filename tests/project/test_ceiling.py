@@ -18,7 +18,7 @@ CEILINGS = {
     "kafka": 2_772,
     "delta": 2_593,
     "tables": 2_330,
-    "audit": 1_006,
+    "audit": 1_052,
     "worker": 3_218,
     "trees": 4_361,
     "spark": 2_788,
@@ -31,14 +31,14 @@ CEILINGS = {
     "answers": 1_625,
     "backfill": 1_123,
     "airflow": 2_485,
-    "ui": 2_128,
+    "ui": 2_224,
     "local": 2_240,
     "cli": 4_136,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 53_494
-TESTS_CEILING = 66_153
+PACKAGE_CEILING = 53_636
+TESTS_CEILING = 66_211
 
 
 def lines(files: "list[Path]") -> int:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from ackline.audit.queries import AuditFilter, audit_rows
-from ackline.delta.reads import Where
+from ackline.delta.reads import Where, as_expression, pruned_dataset
 from ackline.ledger.explain import Event, OffsetEvidence, Reading, decode_story, first_failure
 from ackline.ledger.metrics import StepFigures, figures_over
-from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition
+from ackline.ledger.offsets import Bools, LogBounds, OffsetRange, Ranges, TopicPartition, index_of_range
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.states import NEW_FAILED, NEW_RECORDS
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId, TurnKind
@@ -30,7 +31,7 @@ from ackline.pipeline.pipeline import TurnSettings
 from ackline.stored import decode
 from ackline.tables.audit_table import AuditTable
 from ackline.tables.layout import EffectiveTurns
-from ackline.tables.schemas import TIME
+from ackline.tables.schemas import OUTCOMES, TIME
 from ackline.tables.store import LedgerStore
 
 _PLAN_COLUMNS = ["epoch", "turn", "kind", "run_id", "planned_at", "settings", "start_offset", "end_offset"]
@@ -309,6 +310,51 @@ def attempts_at(
             first = found[key].first_at if key in found else at
             found[key] = AttemptsAt(row["attempt"], first, at, row["error_message"], row["error_place"])
     return found
+
+
+MOST_FAILED_ROWS = 50_000
+"""How many rows of failed attempts `last_failures` reads at most."""
+_RECORD = ["topic", "partition", "offset"]
+_FAILED_COLUMNS = [*_RECORD, "attempt", "epoch", "turn", "error_place", "handled_at"]
+
+
+def last_failures(store: LedgerStore, epoch: int, ranges: Mapping[TopicPartition, Ranges]) -> pa.Table:
+    """Returns the last failed attempt of each record of an epoch whose offset is in `ranges`: topic, partition, offset,
+    attempt, error_place, and as `first_at` and `last_at` when its first and its last attempt failed. Returns no row if
+    more than MOST_FAILED_ROWS would have to be read. Raises FatalError if the table can't be read."""
+    known = {tp: of_tp for tp, of_tp in ranges.items() if len(of_tp[0])}
+    rows = OUTCOMES.empty_table().select(_FAILED_COLUMNS)
+    if known and (version := store.outcomes.open()) is not None:
+        where: Where = {"epoch": epoch, "outcome": Outcome.FAILED.value}
+        column = ds.field("offset")
+        wanted = as_expression(where) & ds.field("topic").isin(sorted({tp.topic for tp in known}))
+        wanted = wanted & (column >= min(int(starts[0]) for starts, _ in known.values()))
+        wanted = wanted & (column < max(int(ends[-1]) for _, ends in known.values())) & (ds.field("attempt") > 0)
+        with store.outcomes.errors():
+            files = pruned_dataset(store.outcomes, version, where)
+            rows = files.scanner(columns=_FAILED_COLUMNS, filter=wanted).head(MOST_FAILED_ROWS + 1)
+    rows = rows.slice(0, 0 if rows.num_rows > MOST_FAILED_ROWS else None)
+    rows = rows.filter(EffectiveTurns(store).mask(rows)) if rows.num_rows else rows
+    rows = rows.sort_by([(name, "ascending") for name in (*_RECORD, "attempt")])
+    rows = rows.filter(pa.array(_in_ranges(rows, known)))
+    last = pc.ScalarAggregateOptions(skip_nulls=False)
+    return rows.group_by(_RECORD, use_threads=False).aggregate(
+        [("attempt", "last"), ("error_place", "last", last), ("handled_at", "first"), ("handled_at", "last")]
+    ).select([*_RECORD, "attempt_last", "error_place_last", "handled_at_first", "handled_at_last"]).rename_columns(
+        [*_RECORD, "attempt", "error_place", "first_at", "last_at"]
+    )  # fmt: skip
+
+
+def _in_ranges(rows: pa.Table, ranges: Mapping[TopicPartition, Ranges]) -> Bools:
+    """Returns which rows, which are sorted by topic and partition, are within the ranges of their topic-partition."""
+    topics, partitions = rows["topic"].to_numpy(), rows["partition"].to_numpy()
+    inside = np.zeros(len(rows), dtype=np.bool_)
+    changes = np.flatnonzero((topics[1:] != topics[:-1]) | (partitions[1:] != partitions[:-1])) + 1
+    for start, end in pairwise([0, *changes.tolist(), len(rows)] if len(rows) else []):
+        of_tp = ranges.get(TopicPartition(topics[start], int(partitions[start])))
+        if of_tp is not None:
+            inside[start:end] = index_of_range(rows["offset"].slice(start, end - start).to_numpy(), of_tp) >= 0
+    return inside
 
 
 def dead_since(store: LedgerStore, since: datetime) -> int:

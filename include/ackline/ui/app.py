@@ -190,7 +190,7 @@ def failures(
     """Show failing records of one error class, or the newest attempts that failed in a step."""
     if step:
         return pages.failing(reading, kind, "", failing.records_at_step(reading, step), [], _addresses(), step=step)
-    group = failing.failure_of(failing.failures(reading), kind, error_class)
+    group = failing.failure_of(failing.failures(reading, by_place=False), kind, error_class)
     records = failing.failing_records(reading, kind, error_class)
     actions = _actions(reading, dag_ids).of_failures(kind, error_class) if group is not None else []
     return pages.failing(reading, kind, error_class, records, actions, _addresses(), group)

@@ -1,20 +1,24 @@
-"""Reads the failing records of a lane from its tables: groups by error class, the records of a group, those of a step.
+"""Reads the failing records of a lane from its tables: groups by error class and place, the records of a group, those
+of a step.
 
-The newest settlement has the pending records, without messages and times. These are read from the rows of attempts of a
-few records: of each group, the lowest offsets of its partitions. Records are read in the order of their offsets, so the
-one that failed first is among these.
+The newest settlement has the pending records, without places, messages and times. Places and times of all of them are
+read from the rows of their failed attempts, as long as these are few (`last_failures`), and a message of each place.
+Otherwise a class is one group, and what it has is read for a few of its records: the lowest offsets of its partitions.
+Records are read in the order of their offsets, so the one that failed first is among these.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ackline.audit.history import AttemptsAt, attempts_at
+import numpy as np
+
+from ackline.audit.history import AttemptsAt, attempts_at, last_failures
 from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.pending import Pending, PendingKind
+from ackline.ledger.pending import Pending, PendingKind, time_of
 from ackline.ledger.turns import TurnId
 from ackline.pipeline.folder import audit_root
 from ackline.ui.readings import LaneReading, store_of
@@ -31,7 +35,7 @@ _SAMPLE = 20
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Failing records of one error class: pending ones, or dead ones of the newest turns."""
+    """Failing records of one error class and place: pending ones, or dead ones of the newest turns."""
 
     error_class: str
     kind: str
@@ -108,10 +112,10 @@ def failures_everywhere(readings: Iterable[LaneReading]) -> list[FailureEverywhe
     return sorted(joined, key=lambda each: (-each.records, each.error_class, each.place or ""))
 
 
-def failures(reading: LaneReading) -> list[Failure]:
-    """Returns the failing records of a lane by error class, most records first: pending ones, then dead ones."""
-    groups = _pending_failures(reading) + _dead_failures(reading)
-    return sorted(groups, key=lambda group: (-group.records, group.kind, group.error_class))
+def failures(reading: LaneReading, by_place: bool = True) -> list[Failure]:
+    """Returns the failing records of a lane by error class and place, or by class alone, most records first."""
+    groups = _pending_failures(reading, by_place) + _dead_failures(reading, by_place)
+    return sorted(groups, key=lambda group: (-group.records, group.kind, group.error_class, group.place or ""))
 
 
 def failure_of(groups: Iterable[Failure], kind: str, error_class: str) -> Failure | None:
@@ -121,7 +125,9 @@ def failure_of(groups: Iterable[Failure], kind: str, error_class: str) -> Failur
 
 def oldest_in_flight(reading: LaneReading) -> datetime | None:
     """Returns since when the record in flight that waits longest has waited; None without one."""
-    groups = (group for group in _pending_failures(reading) if group.kind == PendingKind.IN_FLIGHT.value)
+    groups = (
+        group for group in _pending_failures(reading, by_place=False) if group.kind == PendingKind.IN_FLIGHT.value
+    )
     return min((group.since for group in groups if group.since is not None), default=None)
 
 
@@ -135,7 +141,76 @@ class _Group:
     due: datetime | None = None
 
 
-def _pending_failures(reading: LaneReading) -> list[Failure]:
+@dataclass(slots=True)
+class _Place:
+    """The figures of the records of a group that failed at one place, by the rows of their attempts."""
+
+    records: int = 0
+    tps: set[TopicPartition] = field(default_factory=set)
+    attempts: int = 0
+    since: datetime | None = None
+    last: datetime | None = None
+    due: datetime | None = None
+    newest: tuple[TopicPartition, int] | None = None
+
+    def add(self, tp: TopicPartition, row: Mapping[str, Any], due: datetime | None) -> None:
+        """Adds a record by what `last_failures` has of it."""
+        self.records += 1
+        self.tps.add(tp)
+        self.attempts = max(self.attempts, row["attempt"])
+        self.since = min(filter(None, (self.since, row["first_at"])))
+        self.due = min(filter(None, (self.due, due)), default=None)
+        if self.last is None or row["last_at"] > self.last:
+            self.last, self.newest = row["last_at"], (tp, row["offset"])
+
+    def failure(self, error_class: str, kind: str, place: str | None, message: str | None) -> Failure:
+        """Returns the group of these records."""
+        return Failure(error_class, kind, self.records, len(self.tps), self.attempts, self.since, self.last, self.due,
+                       message, place)  # fmt: skip
+
+
+_Places = dict[tuple[str, str], dict[str | None, _Place]]
+"""The places of each kind and error class."""
+
+
+def _pending_places(reading: LaneReading) -> _Places:
+    """Returns the pending records whose last attempt has failed, by kind, error class and place; a class only if the
+    row of each of its records was read."""
+    if reading.newest is None:
+        return {}
+    failed = {
+        partition.tp: partition.settled.state.pending.where(lambda state: state.kind is not PendingKind.IN_FLIGHT)
+        for partition in reading.partitions
+    }
+    ranges = {tp: runs.ranges for tp, runs in failed.items()}
+    found: _Places = {}
+    for row in last_failures(store_of(reading.name, reading.lane), reading.newest.turn.epoch, ranges).to_pylist():
+        tp = TopicPartition(row["topic"], row["partition"])
+        run = int(np.searchsorted(failed[tp].starts, row["offset"], side="right")) - 1
+        state, due = failed[tp].states[failed[tp].codes[run]], time_of(int(failed[tp].dues[run]))
+        if state.attempts == row["attempt"]:
+            places = found.setdefault((state.kind.value, state.error_class or ""), {})
+            places.setdefault(row["error_place"], _Place()).add(tp, row, due)
+    return found
+
+
+def _with_messages(reading: LaneReading, epoch: int, found: _Places) -> list[Failure]:
+    """Returns a group for each place, with the message of the newest failure for the MOST_GROUPS largest ones."""
+    every = [(*key, name, place) for key, places in found.items() for name, place in places.items()]
+    every.sort(key=lambda each: -each[3].records)
+    offsets: dict[TopicPartition, list[int]] = {}
+    for *_, place in every[:MOST_GROUPS]:
+        if place.newest is not None:
+            offsets.setdefault(place.newest[0], []).append(place.newest[1])
+    made = attempts_at(store_of(reading.name, reading.lane), epoch, offsets, Outcome.FAILED)
+    messages = {record: attempts.message for record, attempts in made.items()}
+    return [
+        place.failure(error_class, kind, name, messages.get(place.newest) if place.newest else None)
+        for kind, error_class, name, place in every
+    ]
+
+
+def _pending_failures(reading: LaneReading, by_place: bool) -> list[Failure]:
     groups: dict[tuple[PendingKind, str], _Group] = {}
     lowest: dict[tuple[PendingKind, str], dict[TopicPartition, list[int]]] = {}
     for partition in reading.partitions:
@@ -153,9 +228,16 @@ def _pending_failures(reading: LaneReading) -> list[Failure]:
             # In flight, a later offset may wait longer than a lower one, which was handed on again.
             first = chosen[: _SAMPLE if kind is PendingKind.IN_FLIGHT else 1]
             lowest.setdefault((kind, error_class or ""), {})[partition.tp] = [run.start for run in first]
+    whole: _Places = {}
+    for key, places in (_pending_places(reading) if by_place else {}).items():
+        of_class = PendingKind(key[0]), key[1]
+        if sum(place.records for place in places.values()) == groups[of_class].records:
+            whole[key] = places
+            del groups[of_class]
+    placed = _with_messages(reading, reading.newest.turn.epoch, whole) if reading.newest is not None else []
     ordered = sorted(groups, key=lambda key: -groups[key].records)[:MOST_GROUPS]
     looked_at = {key: _attempts_of(reading, key[0], lowest[key]) for key in ordered}
-    return [
+    return placed + [
         Failure(error_class, kind.value, group.records, group.partitions, group.attempts,
                 *_summed(kind, looked_at.get((kind, error_class), {}).values(), group.due))
         for (kind, error_class), group in groups.items()
@@ -188,25 +270,39 @@ def _summed(
     return since, last.last_at, due, last.message, last.place
 
 
-def _dead_failures(reading: LaneReading) -> list[Failure]:
+def _dead_failures(reading: LaneReading, by_place: bool) -> list[Failure]:
     if not reading.dead and not any(turn.outcomes.get(Outcome.DEAD.value) for turn in reading.turns):
         return []  # nothing is read where there are none
-    groups: dict[str, list[dict[str, Any]]] = {}
+    classes: dict[str, list[dict[str, Any]]] = {}
+    epochs: dict[int, dict[TopicPartition, list[int]]] = {}
     for row in _dead_rows(reading, None, MOST_DEAD):
-        groups.setdefault(row["error_class"] or "", []).append(row)
+        classes.setdefault(row["error_class"] or "", []).append(row)
+        tp = TopicPartition(row["topic"], row["partition"])
+        epochs.setdefault(row["epoch"], {}).setdefault(tp, []).append(row["offset"])
+    store = store_of(reading.name, reading.lane)
+    groups: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
+    places: dict[tuple[int, str, int, int], str | None] = {}
+    for epoch, offsets in epochs.items() if by_place else ():
+        ranges = {tp: (starts := np.unique(of_tp), starts + 1) for tp, of_tp in offsets.items()}
+        for row in last_failures(store, epoch, ranges).to_pylist():
+            places[epoch, row["topic"], row["partition"], row["offset"]] = row["error_place"]
+    for error_class, rows in classes.items():
+        keys = [(row["epoch"], row["topic"], row["partition"], row["offset"]) for row in rows]
+        is_whole = by_place and all(key in places for key in keys)
+        for key, row in zip(keys, rows, strict=True):
+            groups.setdefault((error_class, places[key] if is_whole else None), []).append(row)
     found = []
-    for number, (error_class, rows) in enumerate(groups.items()):
+    for number, ((error_class, place), rows) in enumerate(groups.items()):
         newest = rows[0]
         tp, offset = TopicPartition(newest["topic"], newest["partition"]), newest["offset"]
         attempts = None
         if number < MOST_GROUPS:
-            store = store_of(reading.name, reading.lane)
             attempts = attempts_at(store, newest["epoch"], {tp: [offset]}, Outcome.FAILED).get((tp, offset))
         found.append(
             Failure(
                 error_class, Outcome.DEAD.value, len(rows), len({(row["topic"], row["partition"]) for row in rows}),
                 attempts.number if attempts else 0, min(row["handled_at"] for row in rows), newest["handled_at"], None,
-                attempts.message if attempts else None, attempts.place if attempts else None,
+                attempts.message if attempts else None, place or (attempts.place if attempts else None),
             )
         )  # fmt: skip
     return found
