@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 53_636
-TESTS_CEILING = 66_220
+TESTS_CEILING = 66_219
 
 
 def lines(files: "list[Path]") -> int:

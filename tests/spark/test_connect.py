@@ -159,8 +159,7 @@ def test_progress_is_reported_and_ctrl_c_ends_the_job_on_the_server(lab: Lab) ->
             run_replay(lab.spark, job, lambda handled: progress.append(handled.done))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert 0 < progress[-1] <= ended_calls(lab, tp)
-    assert ended_calls(lab, tp) < 60
+    assert 0 < progress[-1] <= ended_calls(lab, tp) < 150  # the first 64 calls are counted when all of them have ended
 
 
 CHANGING = """
