@@ -176,7 +176,7 @@ def test_every_metric_that_is_sent_is_in_the_list_with_its_kind_and_tags(lane: M
     sent_by_gauges |= {f"ackline.pipeline.{name}" for name in PIPELINE_GAUGES}
     listed = {metric.name for metric in METRICS.values() if metric.kind == "gauge" and ".step." not in metric.name}
     assert {name.rpartition(".")[2] for name in listed - sent_by_gauges} == {
-        "retention_at", "fetch_seconds_mean", "state", "failing_share", "partitions"
+        "missed_at", "retention_at", "fetch_seconds_mean", "state", "failing_share", "partitions"
     }  # fmt: skip
 
 
@@ -190,6 +190,15 @@ def test_when_retention_may_take_the_next_record_is_sent_as_a_time_and_of_a_topi
         ("ackline.partition.retention_at", at, (*topic, ("partition", "0"))),
         ("ackline.topic.retention_at", at, topic),
     ], "the other partition has no lag"
+
+
+@pytest.mark.parametrize(("schedule", "hours"), [("0 * * * *", [3]), ("@daily", [60]), (None, [])])
+def test_when_the_schedule_has_passed_over_three_runs_is_sent_as_a_time_if_there_is_a_schedule(
+    sent: Sent, schedule: str | None, hours: list[int]
+) -> None:
+    turn(MemoryLane(OK, **SETTINGS, schedule=schedule))
+    times = [value for _, name, value, _ in sent if name == "ackline.pipeline.missed_at"]
+    assert times == [(NOON + timedelta(hours=after)).timestamp() for after in hours]
 
 
 def test_attempts_that_time_out_are_overdue_answers_of_the_turn(sent: Sent) -> None:

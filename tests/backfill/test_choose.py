@@ -98,6 +98,21 @@ def test_s72_exactly_the_dead_ones_of_an_error_class_are_read() -> None:
     assert (lane.run().outcomes, sorted(lane.ended()), live.calls()[5:]) == ({"acked": 2}, [1, 3], [(1, 1), (3, 1)])
 
 
+def test_s72_what_turns_of_a_code_have_settled_is_chosen_in_each_epoch() -> None:
+    live = MemoryLane(OK, OK, DEAD)
+    for code in ("v1", "v2"):
+        live.world.code = code
+        live.run()
+        live.produce(OK)
+    live.perform(TurnKind.RESET, {TP: 3})
+    live.world.code = "v1"
+    live.run()
+    assert MemoryBackfill(live, "b", outcome="acked", code="v1").choose().of_epochs == {1: 2, 0: 2}
+    assert MemoryBackfill(live, "b", code="v1").choose().partitions[TP].offsets == (OffsetRange(0, 5),)
+    with pytest.raises(ConfigError, match="--code v3: no turn of live ran it"):
+        MemoryBackfill(live, "b", code="v3").choose()
+
+
 def test_s72_what_retention_or_compaction_took_is_expired_or_compacted() -> None:
     live = settled_lane(*[DEAD] * 5)
     live.log().expire(2)

@@ -23,6 +23,20 @@ def quotes_the_record(record: Record) -> None:
     raise RuntimeError(f"can't handle {record.value!r} with key {key} and {headers}: password={key}")
 
 
+PRICED: dict[tuple[str, int], str] = {}
+"""What `prices` has made of each record, by topic and offset."""
+
+
+def prices(record: Record) -> None:
+    """Prices a record by the code that ACKLINE_CODE names. The code `v1` is a bad deploy: it fails on 5 % of the
+    records, and acks 1 % with a wrong price."""
+    journal.handle(record)
+    is_bad, n = os.environ.get("ACKLINE_CODE") == "v1", json.loads(record.value or b"{}")["n"]
+    if is_bad and n % 20 == 0:
+        raise KeyError("price")
+    PRICED[record.topic, record.offset] = "wrong" if is_bad and n % 100 == 7 else "right"
+
+
 def kills_the_driver(record: Record) -> None:
     """Kills the process that runs `ackline run` if the record orders `{"kill": true}`, as native code that exhausts
     the machine does."""

@@ -6,14 +6,18 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 from confluent_kafka import Consumer, TopicPartition
 
 from tests.e2e import wire
 from tests.e2e.documents import blocks, comments_removed, section
 from tests.e2e.fixtures import MakeLab
+from tests.e2e.handlers import PRICED
 from tests.e2e.lab import Lab
 from tests.e2e.shop import item, order, rows_of, shop
 
@@ -25,15 +29,6 @@ def failing(lane: Lab) -> None:
     lane.configure(retry={"initial_delay": "1h", "period": "1h"})
     lane.produce_records(5, {1: {"fail": 2}})
     lane.run()
-
-
-def dead_lettered(lane: Lab) -> None:
-    """A deploy has made each record dead; the handler that is deployed now acks."""
-    lane.configure(retry={"max_retries": 0}, handler="tests.e2e.handlers:quotes_the_record")
-    lane.produce_records(5)
-    lane.run()
-    lane.configure(handler="tests.support.journal:handle")
-    lane.produce_records(2)
 
 
 def deleted(lane: Lab) -> None:
@@ -76,9 +71,9 @@ def with_lag(lane: Lab) -> None:
 
 STATES: dict[str, Callable[[Lab], None]] = {
     "The floor does not move": failing,
+    "No run for three intervals": acked,
     "Skip this one": failing,
     "A topic is gone": deleted,
-    "A bad deploy dead-lettered 10,000 records": dead_lettered,
     "Try a deploy on a few records": acked,
     "Replay yesterday": acked,
     "Move the group": acked,
@@ -88,8 +83,8 @@ STATES: dict[str, Callable[[Lab], None]] = {
 }
 
 
-BACKUP = "Back up and restore"
-"""The section whose blocks are run one by one, with what happens between them."""
+BACKUP, INCIDENT = "Back up and restore", "A bad deploy"
+"""The sections whose blocks are run one by one, with what happens between them."""
 
 
 def commands(heading: str) -> list[str]:
@@ -108,7 +103,7 @@ def on_lane(lane: Lab, line: str) -> list[str]:
 
 def test_each_section_of_the_runbook_has_commands_and_a_state() -> None:
     headings = re.findall(r"^## (.+)$", "\n" + section(RUNBOOK, "# Runbook"), re.MULTILINE)
-    assert [heading for heading in headings if heading != BACKUP] == list(STATES)
+    assert [heading for heading in headings if heading not in (BACKUP, INCIDENT)] == list(STATES)
     for heading in STATES:
         assert all(line.startswith("ackline ") for line in commands(heading)), heading
         assert commands(heading), heading
@@ -165,3 +160,73 @@ def test_a_lost_folder_is_restored_with_its_output_tables_by_the_commands_of_the
     assert lane.committed() == 5
     assert {row.outcome for row in lane.rows()} == {"acked"}
     lane.judged = True  # the evidence of the turns after the copy is gone
+
+
+def bad_deploy(lane: Lab, deploy: Callable[[str], None]) -> None:
+    """The code v1 has come after v0, and has handled 400 records in two turns: 10 of its 20 failures are dead, and four
+    records were acked wrongly. One record died before the deploy, and 300 are not read yet."""
+    lane.advance_clock(-3 * 3600)
+    for code, values in (
+        ("v0", [{"n": n, "dead": n == 3} for n in range(100)]),
+        ("v1", [{"n": n} for n in range(200)]),
+        ("v1", [{"n": n} for n in range(200)]),
+    ):
+        deploy(code)
+        lane.produce(*values)
+        lane.run()
+        lane.advance_clock(3600 + 60)
+    lane.produce(*[{"n": n} for n in range(300)])
+
+
+def test_a_bad_deploy_is_found_stopped_mended_and_proved_by_ten_commands_of_the_runbook(
+    lab: MakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each record that the bad code failed, gave up or acked wrongly is right in the end, and no other is touched."""
+    lane = lab(handler="tests.e2e.handlers:prices", retry={"initial_delay": "1h", "max_retries": 1})
+    deploy = partial(monkeypatch.setenv, "ACKLINE_CODE")
+    bad_deploy(lane, deploy)
+    beside = f"{lane.name}-beside"
+    kafka = {**lane.settings["kafka"], "group_id": beside, "topics": [beside]}
+    lane.broker.create_topic(beside)
+    lane.file.with_name(f"{beside}.yaml").write_text(yaml.safe_dump({**lane.settings, "name": beside, "kafka": kafka}))
+    assert lane.ackline("run", beside).returncode == 0
+
+    def done(line: str) -> str:
+        line = line.replace("handlers.orders", "tests.e2e.handlers").replace("3f2a90c1d4e7", "v1")
+        finished = lane.ackline(*on_lane(lane, line.replace("orders 3 1041", "orders 0 100")))
+        assert finished.returncode == 0, finished.stderr
+        return finished.stdout
+
+    def wrong() -> int:
+        return [price for (topic, _), price in PRICED.items() if topic == lane.topic].count("wrong")
+
+    text = " ".join(section(RUNBOOK, f"## {INCIDENT}").split())
+    (explain_record,) = re.findall(r" `(ackline explain orders orders [^`]*)`", text)
+    redrives = re.findall(r" `(ackline (?:backfill|dead) [^`]*)`", text)
+    status, history, pause, explain, tried, resume, canary, retry, resume_all, backfill = commands(INCIDENT)
+    first, problem = done(status).splitlines()[1:3]
+    assert first.split()[:2] == [lane.name, "failing"]
+    assert problem.endswith("5.0% of the last new records failed")
+    began = [line.split()[-1] for line in done(history).splitlines() if "5.0% of 200" in line]
+    assert began == ["v1", "v1"]
+    assert "first seen in turn 2, the first with code v1." in done(explain_record)
+    assert done(pause) == f"{lane.name}: 1 partition paused\n{beside}: 1 partition paused\n"
+    assert "Retention may take offset 300 from " in done(explain)
+    deploy("v2")
+    assert done(tried).count(": acked") == 20
+    assert "resume:" in done(resume)
+    assert "200 handler calls (200 acked)" in done(canary)
+    assert "10 retries are due now" in done(retry)
+    assert f"{beside}: 1 partition resumed" in done(resume_all)
+    assert "nothing is pending" in done("ackline run orders"), "a run of the schedule"
+    for redrive in redrives:
+        assert "would read 10 offsets" in done(redrive.replace("--yes", "--dry-run"))
+    assert (len(redrives), wrong()) == (2, 4)
+    assert "390 offsets asked = 390 acked. It is settled." in done(backfill)
+    assert wrong() == 0
+    assert {call.attempt for call in lane.calls() if call.offset < 100} == {1}, "of the code before"
+    assert lane.new_offsets().count(3) == 1
+    later = datetime.now(UTC) + timedelta(hours=2)
+    of_lane, *_ = (each for each in lane.ackline_json("status", "--now", later.isoformat())["pipelines"])
+    assert (of_lane["pipeline"], of_lane["state"], of_lane["pending"]) == (lane.name, "up to date", 0)
+    lane.judge(settled=True)

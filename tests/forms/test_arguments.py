@@ -146,6 +146,7 @@ def test_the_lane_of_an_id_and_back() -> None:
     (BackfillArguments(), "nothing was chosen"),
     (BackfillArguments(("orders",), everything=True), "contradict"),
     (BackfillArguments(everything=True, of="backfill-a"), "--of names the lane"),
+    (BackfillArguments(code="v1", of="other"), "write `live` or `backfill-ID`"),
     (BackfillArguments(outcome="failed"), "one of acked, skipped, dropped, dead, expired, compacted, lost"),
     (BackfillArguments(outcome="dead", of="other"), "write `live` or `backfill-ID`"),
     (BackfillArguments(outcome="dead", of="backfill-../x"), "--id"),
@@ -173,7 +174,7 @@ def test_times_are_iso_with_a_zone_or_ago_and_the_span_is_not_empty() -> None:
 
 
 EVERY = BackfillArguments(
-    ("orders:0:1-2",), False, "2h ago", "1h ago", "dead", "HTTPError", "r1", "backfill-a", "handlers.a:b", "none"
+    ("orders:0:1-2",), False, "2h ago", "1h ago", "dead", "HTTPError", "r1", "v1", "backfill-a", "handlers.a:b", "none"
 )
 
 

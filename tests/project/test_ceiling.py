@@ -14,10 +14,10 @@ CEILINGS = {
     "the root": 1_154,
     "ledger": 3_678,
     "pipeline": 3_306,
-    "forms": 983,
+    "forms": 988,
     "kafka": 2_772,
     "delta": 2_593,
-    "tables": 2_330,
+    "tables": 2_343,
     "audit": 1_052,
     "worker": 3_218,
     "trees": 4_361,
@@ -29,16 +29,16 @@ CEILINGS = {
     "steps": 1_667,
     "actions": 1_941,
     "answers": 1_625,
-    "backfill": 1_123,
-    "airflow": 2_485,
+    "backfill": 1_135,
+    "airflow": 2_492,
     "ui": 2_224,
     "local": 2_240,
     "cli": 4_136,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 53_636
-TESTS_CEILING = 66_219
+PACKAGE_CEILING = 53_673
+TESTS_CEILING = 66_349
 
 
 def lines(files: "list[Path]") -> int:

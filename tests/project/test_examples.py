@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from ackline.airflow.metrics import GAUGE, METRICS
+from ackline.ledger.states import FAILING_SHARE, State
 from tests.e2e.documents import section
 
 ROOT = Path(__file__).parents[2]
@@ -141,6 +142,20 @@ def test_the_dashboard_is_one_that_grafana_imports() -> None:
         taken |= cells
         assert panel["type"] in ("stat", "timeseries")
         assert [target["refId"] for target in panel["targets"]] == sorted({t["refId"] for t in panel["targets"]})
+
+
+def test_the_dashboard_shows_the_states_by_their_words_and_the_share_of_new_records_that_fail() -> None:
+    """Where nothing ran for three intervals of the schedule, what would be better than unknown is unknown."""
+    panels = {panel["title"]: panel for panel in PANELS}
+    states = panels["States, the worst first"]
+    (mapping,) = states["fieldConfig"]["defaults"]["mappings"]
+    assert {int(rank): shown["text"] for rank, shown in mapping["options"].items()} == {s.rank: s.value for s in State}
+    assert f"> {State.PAUSED.rank}, {State.UNKNOWN.rank})" in states["targets"][0]["expr"]
+    (share,) = panels["Share of new records that fail"]["targets"]
+    assert "airflow_ackline_partition_failing_share{" in share["expr"]
+    (rule,) = [rule for rule in RULES if rule["alert"] == "AcklineFailing"]
+    limits = panels["Share of new records that fail"]["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    assert limits[-1]["value"] == FAILING_SHARE == float(rule["expr"].rpartition(">=")[2])
 
 
 # ---- Kubernetes and systemd -----------------------------------------------------------------------------------------

@@ -92,12 +92,20 @@ class MemoryStore(LedgerStore):
         self, epoch: int, topic_ids: Mapping[str, str], wanted: OutcomeFilter | None
     ) -> tuple[RangesByPartition, RangesByPartition]:
         found: tuple[dict[TopicPartition, list[OutcomeRow]], ...] = ({}, {})
+        turns = None if wanted is None or wanted.code is None else self.turns_of_code(wanted.code).get(epoch, [])
         for plan, tp, row in self._terminal_rows(epoch, topic_ids):
-            if _is_wanted(row, plan.run_id, wanted):
+            if _is_wanted(row, plan.run_id, wanted) and (turns is None or plan.turn.n in turns):
                 older = plan.partitions[tp].topic_id != topic_ids[tp.topic]
                 found[older].setdefault(tp, []).append(row)
         current, older_topics = ({tp: _ranges(rows) for tp, rows in by_tp.items()} for by_tp in found)
         return current, older_topics
+
+    def turns_of_code(self, code: str) -> dict[int, list[int]]:
+        turns: dict[int, list[int]] = {}
+        for turn, settlement in self.world.tables.settlements.items():
+            if turn[:2] == (self.pipeline, self.lane) and settlement.code == code:
+                turns.setdefault(turn.epoch, []).append(turn.n)
+        return turns
 
     def terminal_results(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[TopicPartition, ResultRuns]:
         found: dict[TopicPartition, list[tuple[int, int, Result]]] = {}

@@ -97,7 +97,7 @@ def store_turn(
     ]
     store.store_outcomes(planned.turn, files)
     store.store_decisions(planned, "run", decisions)
-    settled: Settlement = replace(settlement(n, epoch=epoch), kind=kind)
+    settled: Settlement = replace(settlement(n, epoch=epoch), kind=kind, code=f"v{n}")
     store.store_settlement(settled, planned)
 
 
@@ -379,7 +379,7 @@ class StoreContract(CommitContract):
         ]
         assert (store.first_attempts_of(turn(1)), store.answers_of(turn(1))) == ({"in_flight": 2}, report)
 
-    def test_s72_terminal_offsets_are_found_by_outcome_class_and_run(self, tables: Tables) -> None:
+    def test_s72_terminal_offsets_are_found_by_outcome_class_run_and_code(self, tables: Tables) -> None:
         store = tables.store()
         store.store_settlement(settlement(0))
         store_turn(tables, store, of_both(plan(1)), DECISIONS, TurnKind.RUN)
@@ -393,6 +393,9 @@ class StoreContract(CommitContract):
         assert shown(dead) == {TP: [OffsetRange(2, 3)]}
         assert shown(store.terminal_offsets(0, IDS, OutcomeFilter(run_id="run"))[0]) == shown(every)
         assert store.terminal_offsets(0, IDS, OutcomeFilter(run_id="other")) == ({}, {})
+        assert (store.turns_of_code("v1"), store.turns_of_code("v2")) == ({0: [1]}, {})
+        assert shown(store.terminal_offsets(0, IDS, OutcomeFilter(code="v1"))[0]) == shown(every)
+        assert store.terminal_offsets(0, IDS, OutcomeFilter(code="v2")) == ({}, {})
         assert store.terminal_offsets(0, {"other": "id"}, None) == ({}, {})
         results = store.terminal_results(0, IDS)[TP]
         found = {

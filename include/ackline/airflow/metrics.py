@@ -23,10 +23,12 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import LIVE, Settlement
 from ackline.outputs.publish import lacks_rows
+from ackline.pipeline.warnings import overdue_at
 
 PARTITION, TOPIC, STEP = "ackline.partition", "ackline.topic", "ackline.step"
 STOPPED, REFUSED = "ackline.pipeline.stopped", "ackline.pipeline.refused"
 UNPUBLISHED, OVERDUE = "ackline.pipeline.unpublished", "ackline.pipeline.overdue"
+MISSED_AT = "ackline.pipeline.missed_at"
 GAUGE, COUNTER = "gauge", "counter"
 
 
@@ -69,6 +71,7 @@ def _all_metrics() -> Iterator[Metric]:
     for name in (STOPPED, REFUSED, UNPUBLISHED):
         yield Metric(name, GAUGE, "0 or 1", of_pipeline)
     yield Metric(OVERDUE, GAUGE, "attempts", of_pipeline)
+    yield Metric(MISSED_AT, GAUGE, "seconds since 1970", of_pipeline)
     for prefix, tags, own in (
         (PARTITION, of_partition, _OF_PARTITION),
         (TOPIC, of_topic, {"partitions": "partitions"}),
@@ -133,6 +136,10 @@ def _set_gauges_of_pipeline(gauge: Send, adapters: Adapters) -> None:
     waiting = sum(settled.state.pending.overdue_at(now).offsets for settled in lane)
     gauge(UNPUBLISHED, int(lacks_rows(adapters, newest)), tags)
     gauge(OVERDUE, timed_out + waiting, tags)
+    schedule = adapters.pipeline.schedule if adapters.store.lane == LIVE else None
+    missed_at = overdue_at(schedule, newest.settled_at) if newest else None
+    if missed_at is not None:  # a time, so that it stays right if no run sets it any more
+        gauge(MISSED_AT, missed_at.timestamp(), tags)
     for name in (STOPPED, REFUSED):  # if the step fails after this, `stop_published` sets them again
         gauge(name, 0, tags)
 

@@ -202,12 +202,19 @@ def _by_outcome(
     asked: Mapping[TopicPartition, Sequence[OffsetRange]],
 ) -> tuple[dict[TopicPartition, Sequence[OffsetRange]], RangesByPartition, dict[int, RangesByPartition]]:
     """Returns the asked offsets with a wanted outcome, and those of older topics, by partition; and the first ones by
-    the epoch of that outcome, the newest first. Raises ConfigError if the lane of `--of` has not begun."""
+    the epoch of that outcome, the newest first. Raises ConfigError if the lane of `--of` has not begun, or has no turn
+    of `--code`."""
     store = adapters.store.other_lane(arguments.of)
     newest = store.newest()
     if newest is None:
         raise ConfigError(f"--of {arguments.of}: {adapters.pipeline.name} has no such lane yet", key="--of")
-    wanted = OutcomeFilter(arguments.outcome, arguments.error_class, arguments.run)
+    wanted = OutcomeFilter(arguments.outcome, arguments.error_class, arguments.run, arguments.code)
+    if wanted.code is not None and not store.turns_of_code(wanted.code):
+        history = f"ackline history {adapters.pipeline.name} --lane {arguments.of}"
+        raise ConfigError(
+            f"--code {wanted.code[:200]}: no turn of {arguments.of} ran it; `{history}` shows the code of each turn",
+            key="--code",
+        )
     epochs: dict[TopicPartition, dict[int, tuple[Ranges, Ranges]]] = {}
     older: RangesByPartition = {}
     for epoch in range(newest.turn.epoch, -1, -1):

@@ -34,9 +34,13 @@ OUTCOME = Field(
     choices=tuple(outcome.value for outcome in Outcome if outcome.terminal),
 )  # fmt: skip
 RUN = Field(name="run", option="--run", title="Run", help="Only records that this run settled.")
+CODE = Field(
+    name="code", option="--code", title="Code",
+    help="Only records that a turn with this code settled: `ackline history` shows it.",
+)  # fmt: skip
 OF = Field(
     name="of", option="--of", title="Of lane", default=LIVE, pattern=f"^({LIVE}|backfill-{_ID})$",
-    help="The lane of outcome, error class and run: `live`, or `backfill-ID`.",
+    help="The lane of outcome, error class, run and code: `live`, or `backfill-ID`.",
 )  # fmt: skip
 ID = Field(
     name="id", option="--id", title="Id", pattern=f"^{_ID}$",
@@ -80,7 +84,7 @@ CONFIRM_OFFSETS = Field(
     in_command=False, help="Needed beside Confirm for more offsets than `backfill.confirm_above`: their number.",
 )  # fmt: skip
 FIELDS = (
-    RANGES, ALL, FROM, TO, OUTCOME, ERROR_CLASS, RUN, OF, ID, EPOCH, HANDLER, MAX_RECORDS, MAX_RATE, DEAD_LETTER,
+    RANGES, ALL, FROM, TO, OUTCOME, ERROR_CLASS, RUN, CODE, OF, ID, EPOCH, HANDLER, MAX_RECORDS, MAX_RATE, DEAD_LETTER,
     DEADLINE, REASON, CONFIRM, CONFIRM_OFFSETS,
 )  # fmt: skip
 """All fields, in the order of both forms."""
@@ -140,6 +144,7 @@ def request_of(entered: Entered, default_id: str) -> BackfillRequest:
         entered.text(OUTCOME),
         entered.value(ERROR_CLASS),  # empty: records without a class, and not any class
         entered.text(RUN),
+        entered.text(CODE),
         entered.text(OF) or LIVE,
         entered.text(HANDLER),
         entered.text(DEAD_LETTER),

@@ -112,10 +112,10 @@ def backfill(
     elif cancelled is not None:
         _cancel(session, lane_of(cancelled), str(values["reason"] or ""))
     else:
-        chosen = (
+        chosen = [
             *(values["ranges"] or ()),
             *_ranges_of(name, options.choice_of(topic, partition), options.range_of(offsets)),
-        )
+        ]
         perform(session, request_of(Entered({**values, "ranges": chosen}, True), new_id(options.time_of(now))))
 
 

@@ -147,6 +147,7 @@ OPTIONS = {
     "outcome": "--outcome",
     "error_class": "--error-class",
     "run": "--run",
+    "code": "--code",
     "of": "--of",
     "handler": "--handler",
     "dead_letter": "--dead-letter",
@@ -233,6 +234,8 @@ class BackfillArguments(Stored):
     outcome: str | None = None
     error_class: str | None = None
     run: str | None = None
+    code: str | None = None
+    """The code of the turns that settled the offsets, as `ackline.lane.code` names it."""
     of: str = LIVE
     """The lane whose outcomes choose the offsets."""
     handler: str | None = None
@@ -243,7 +246,7 @@ class BackfillArguments(Stored):
     @property
     def by_outcome(self) -> bool:
         """Whether single offsets are chosen by their outcome, and not ranges of the log."""
-        return any(value is not None for value in (self.outcome, self.error_class, self.run))
+        return any(value is not None for value in (self.outcome, self.error_class, self.run, self.code))
 
     @property
     def given(self) -> bool:
@@ -263,7 +266,9 @@ class BackfillArguments(Stored):
                 key="RANGE",
             )
         if self.of != LIVE and not self.by_outcome:
-            raise ConfigError("--of names the lane of --outcome, --error-class or --run: give one of them", key="--of")
+            raise ConfigError(
+                "--of names the lane of --outcome, --error-class, --run or --code: give one of them", key="--of"
+            )
         terminal = [outcome.value for outcome in Outcome if outcome.terminal]
         if self.outcome is not None and self.outcome not in terminal:
             raise ConfigError(f"--outcome {self.outcome[:50]}: one of {', '.join(terminal)}", key="--outcome")

@@ -45,6 +45,8 @@ class OutcomeFilter:
     outcome: str | None = None
     error_class: str | None = None
     run_id: str | None = None
+    code: str | None = None
+    """The code of the turn."""
 
 
 class ChosenOutcomes(LaneTables):
@@ -57,10 +59,13 @@ class ChosenOutcomes(LaneTables):
         plan has the given id of the topic, and of turns in an older topic of the same name. Raises FatalError if the
         tables can't be read."""
         named = asdict(wanted) if wanted is not None else {}
+        code = named.pop("code", None)
+        turns = None if code is None else pa.array(self.turns_of_code(code).get(epoch, ()), pa.int64())
         where = {"epoch": epoch, **{name: value for name, value in named.items() if value is not None}}
         older = self._turns_in_older_topics(epoch, topic_ids)
         found: tuple[dict[TopicPartition, list[Ranges]], ...] = ({}, {})
         for rows in self._effective_rows(where, topic_ids, _COLUMNS):
+            rows = rows if turns is None else rows.filter(pc.is_in(rows["turn"], turns))
             for (topic, partition), part in _split(rows, ["topic", "partition"]):
                 tp, (starts, ends) = TopicPartition(topic, partition), _bounds(part)
                 in_older = np.isin(part["turn"].to_numpy(), older.get(tp.topic, []))
@@ -69,6 +74,14 @@ class ChosenOutcomes(LaneTables):
                         found[is_older].setdefault(tp, []).append(union((starts[chosen], ends[chosen])))
         current, older_topics = ({tp: union(*parts) for tp, parts in sorted(by_tp.items())} for by_tp in found)
         return current, older_topics
+
+    def turns_of_code(self, code: str) -> dict[int, list[int]]:
+        """Returns the turns that ran with a code, by epoch. Raises FatalError if the table can't be read."""
+        rows = self.settlements.read({"code": code}, ["epoch", "turn"])  # one row a turn holds the code
+        turns: dict[int, list[int]] = {}
+        for row in rows.to_pylist():
+            turns.setdefault(row["epoch"], []).append(row["turn"])
+        return turns
 
     def terminal_results(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[TopicPartition, ResultRuns]:
         """Returns the terminal outcome and error class of each offset that an epoch has settled, in the topics of these
