@@ -117,6 +117,7 @@ REFUSED = [
     ("dead letters without a block", [("{topic: orders.dead}", "orders.dead")], "", 7, "dead_letter", "{topic: NAME}"),
     ("dead letters with more", [("orders.dead}", "orders.dead, acks: 1}")], "", 7, "dead_letter.acks", "unknown key"),
     ("a tag with a space", [], "tags: [eu west]\n", 8, "tags.0", "write 1 to 100 of the characters a-z 0-9 _ -"),
+    ("an owner with a comma", [], 'owner: "a, b"\n', 8, "owner", "write 1 to 100 of the characters A-Z a-z 0-9"),
     ("one tag", [], "tags: shop\n", 8, "tags", "a list of words, e.g. [shop, eu]"),
     ("three fields", [], 'schedule: "* * *"\n', 8, "schedule", "five fields"),
     ("not cron", [], 'schedule: "a b c d e"\n', 8, "schedule", "cron"),

@@ -13,16 +13,16 @@ PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_154,
     "ledger": 3_678,
-    "pipeline": 3_306,
+    "pipeline": 3_316,
     "forms": 988,
     "kafka": 2_772,
-    "delta": 2_593,
-    "tables": 2_343,
-    "audit": 1_052,
+    "delta": 2_619,
+    "tables": 2_356,
+    "audit": 1_081,
     "worker": 3_218,
     "trees": 4_361,
     "spark": 2_788,
-    "lane": 2_664,
+    "lane": 2_666,
     "outputs": 1_834,
     "in_flight": 485,
     "dead_letters": 229,
@@ -30,15 +30,15 @@ CEILINGS = {
     "actions": 1_941,
     "answers": 1_625,
     "backfill": 1_135,
-    "airflow": 2_492,
-    "ui": 2_224,
+    "airflow": 2_499,
+    "ui": 2_479,
     "local": 2_240,
     "cli": 4_136,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 53_673
-TESTS_CEILING = 66_349
+PACKAGE_CEILING = 54_016
+TESTS_CEILING = 66_651
 
 
 def lines(files: "list[Path]") -> int:

@@ -316,6 +316,7 @@ def backfill_dag(pipeline: Pipeline, file: str) -> DAG:
         file,
         "backfill",
         pipeline.tags,
+        pipeline.owner,
         schedule=None,
         is_paused_upon_creation=False,  # it has no schedule, and Airflow's own backfill of `replay__NAME` starts it
         params=backfill_params(pipeline),

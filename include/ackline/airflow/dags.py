@@ -23,7 +23,8 @@ from ackline.airflow.operate import run_params
 from ackline.airflow.operators import PlanOperator, ReplayOperator, SettleOperator, new_dag
 from ackline.errors import ConfigError
 from ackline.ledger.backoff import FOREVER
-from ackline.pipeline.folder import load_folder, load_pipeline
+from ackline.ledger.turns import LIVE
+from ackline.pipeline.folder import audit_root, lane_folder, load_folder, load_pipeline
 from ackline.pipeline.pipeline import Pipeline
 
 log = logging.getLogger(__name__)
@@ -181,6 +182,7 @@ def replay_dag(pipeline: Pipeline, file: str) -> DAG:
         file,
         "replay",
         pipeline.tags,
+        pipeline.owner,
         schedule=_timetable(pipeline.schedule),
         max_active_runs=1,
         description=f"Replays {subscription_text(pipeline)} through {', '.join(pipeline.handlers)}",
@@ -195,12 +197,12 @@ def replay_dag(pipeline: Pipeline, file: str) -> DAG:
 
 
 def audit_asset(pipeline: str) -> Asset:
-    """Returns the asset of a pipeline's rows in the audit table. A DAG scheduled on it runs after each settle.
-
-    Its name says nothing of where the tables are: Airflow refuses an asset that has changed until every DAG file is
-    parsed again, and settle would fail for as long after a move of ACKLINE_AUDIT.
-    """
-    return Asset(name=f"ackline/outcomes/{pipeline}", group="ackline")
+    """Returns the asset of a pipeline's rows in the audit table. A DAG scheduled on it runs after each settle."""
+    root = audit_root()
+    uri = root if "://" in root else Path(root).absolute().as_uri()
+    return Asset(
+        name=f"ackline/outcomes/{pipeline}", uri=f"{lane_folder(uri, pipeline, LIVE)}/outcomes", group="ackline"
+    )
 
 
 @lru_cache(maxsize=1024)

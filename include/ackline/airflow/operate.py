@@ -173,6 +173,7 @@ def operate_dag(pipeline: Pipeline, file: str) -> DAG:
         file,
         "operate",
         pipeline.tags,
+        pipeline.owner,
         schedule=None,
         is_paused_upon_creation=False,  # it has no schedule
         max_active_runs=1,

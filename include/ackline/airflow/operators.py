@@ -56,19 +56,23 @@ TAG_LENGTH = 100
 """The most characters that Airflow takes in a tag."""
 
 
-def new_dag(dag_id: str, file: str, kind: str, tags: Iterable[str] = (), **settings: Any) -> DAG:
+def new_dag(
+    dag_id: str, file: str, kind: str, tags: Iterable[str] = (), owner: str | None = None, **settings: Any
+) -> DAG:
     """Returns a DAG for the DAG file `file`. No task of its own waits for an earlier run of it.
 
     A DAG of a pipeline is listed as `PIPELINE / KIND`, so that a list sorted by name keeps the DAGs of a pipeline
-    together, and has the pipeline and the `tags` of its file as tags.
+    together, and has the pipeline and the `tags` of its file as tags. Without `owner` its tasks have the owner that
+    Airflow's `[operators] default_owner` names.
     """
     pipeline = dag_id.partition("__")[2]
     if pipeline:
         settings = {"dag_display_name": f"{pipeline} / {kind}", **settings}
     tags = {"ackline", kind, *tags, *([pipeline[:TAG_LENGTH]] if pipeline else [])}
+    arguments = {**settings.pop("default_args", RETRIES), **({} if owner is None else {"owner": owner})}
     dag = DAG(
         dag_id=dag_id, start_date=datetime(2025, 1, 1, tzinfo=UTC), catchup=False,
-        auto_register=False, tags=tags, **{"default_args": RETRIES, **settings},
+        auto_register=False, tags=tags, default_args=arguments, **settings,
     )  # fmt: skip
     dag.fileloc = file
     return dag

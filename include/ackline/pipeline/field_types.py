@@ -27,6 +27,7 @@ _STEP_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$"
 _STREAM_OF_STEP = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}(\.[A-Za-z0-9][A-Za-z0-9_-]{0,99})?$"
 _CODE_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 _TAG = r"^[a-z0-9_-]{1,100}$"
+_OWNER = r"^[A-Za-z0-9][A-Za-z0-9_.@ -]{0,99}$"
 _MEMORY = r"^[1-9][0-9]{0,8}[kmgt]$"
 
 ADVICE_BY_PATTERN = {
@@ -36,6 +37,7 @@ ADVICE_BY_PATTERN = {
     _STREAM_OF_STEP: "write STEP or STEP.STREAM, such as source.items",
     _CODE_PATH: "write module:name, such as handlers.orders:handle",
     _TAG: "write 1 to 100 of the characters a-z 0-9 _ -",
+    _OWNER: "write 1 to 100 of the characters A-Z a-z 0-9 _ . @ - and space, a letter or digit first",
     _MEMORY: "write an amount of memory with its unit, such as 512m or 4g",
 }
 """What to write instead of a text that does not match, as pydantic's own message only quotes the pattern."""
@@ -51,6 +53,8 @@ InputStreams = Annotated[
 """One stream, or a list of streams."""
 PipelineTag = Annotated[str, Field(pattern=_TAG)]
 """A word by which commands choose several pipelines. Airflow takes 100 characters."""
+PipelineOwner = Annotated[str, Field(pattern=_OWNER)]
+"""A team or a person. Airflow joins the owners of a DAG by commas, so none is in it."""
 CodePath = Annotated[str, Field(pattern=_CODE_PATH)]
 """The path of a function or class, `module:name`. Reading the file does not import it."""
 

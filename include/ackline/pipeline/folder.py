@@ -250,10 +250,13 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
     takes a fraction of a second: a file `NAME.yaml` is looked at first, then the line `name:` of each file. Raises
     ConfigError as `find_pipeline` does.
     """
-    for path in _own_file_first(folder, name):
-        if _guess_name(path) == name:
-            return load(path)
-    return find_pipeline(folder, name)
+    path = own_file(folder, name)
+    return find_pipeline(folder, name) if path is None else load(path)
+
+
+def own_file(folder: Path, name: str) -> Path | None:
+    """Returns the file that gives its pipeline this name, without a check of the file; None without one."""
+    return next((path for path in _own_file_first(folder, name) if _guess_name(path) == name), None)
 
 
 def _own_file_first(folder: Path, name: str) -> Iterator[Path]:

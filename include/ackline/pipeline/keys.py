@@ -21,6 +21,7 @@ from ackline.pipeline.field_types import (
     CodePath,
     Duration,
     PipelineName,
+    PipelineOwner,
     PipelineTag,
     StrictBlock,
     Time,
@@ -155,6 +156,7 @@ class PipelineKeys(StrictBlock):
     listener: CodePath | None = None
     schedule: Annotated[str, AfterValidator(_schedule)] | None = None
     tags: list[PipelineTag] = Field(default_factory=list)
+    owner: PipelineOwner | None = None
     backfill: BackfillBlock = BackfillBlock()
     audit: AuditBlock = AuditBlock()
     ack_topic: TopicName | None = None

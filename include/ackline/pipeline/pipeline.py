@@ -140,7 +140,7 @@ FROM_FILE = frozenset(
         *("max_uncommitted", "max_records_per_run", "max_rate", "max_offset_behind", "breaker", "lost_after"),
         *("on_expired", "on_external_reset", "missing_topics"),
         # What begins lanes and runs, and no part of a turn.
-        *("start", "start_timestamp", "schedule", "backfill", "tags"),
+        *("start", "start_timestamp", "schedule", "backfill", "tags", "owner"),
     }
 )
 """The keys that an open turn takes from the pipeline file as it is now. It takes every other key from its plan."""

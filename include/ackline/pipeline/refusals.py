@@ -39,6 +39,7 @@ _EXPECTED = {
     "ack_topic": "the name of a topic, e.g. orders.acks",
     "in_flight": "a mapping, e.g. {timeout: 30s, max: 10000}",
     "tags": "a list of words, e.g. [shop, eu]",
+    "owner": "the name of a team or a person, e.g. payments",
     "schedule": "a cron expression in quotes, e.g. '*/10 * * * *'",
     "name": "a name, e.g. orders",
     "handler": "module:name, e.g. handlers.orders:handle",
