@@ -140,10 +140,10 @@ def test_the_attempts_at_a_record_are_its_first_and_its_last_one_of_turns_that_c
 
 
 def test_dead_records_are_counted_from_a_time_on_in_all_epochs_and_of_turns_that_count(lane: LedgerStore) -> None:
-    assert [dead_since(lane, NOON + timedelta(hours=hours)) for hours in (-1, 1)] == [1, 0]
+    assert [dead_since(lane, NOON + timedelta(hours=hours)) for hours in (-1, 1)] == [[(NOON, 1)], []]
     decided = [OutcomeRow(offset, 0, Outcome.DEAD, NOON) for offset in (31, 32)]
     lane.store_decisions(planned(4, OffsetRange(30, 50)), "run-4", {TP: decided})
-    assert dead_since(lane, NOON - timedelta(hours=1)) == 1, "turn 4 is open"
+    assert dead_since(lane, NOON - timedelta(hours=1)) == [(NOON, 1)], "turn 4 is open"
 
 
 # ---- the newest turns as totals, and the Delta versions that hold a turn

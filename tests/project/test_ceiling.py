@@ -30,7 +30,7 @@ CEILINGS = {
     "actions": 1_941,
     "answers": 1_625,
     "backfill": 1_135,
-    "airflow": 2_499,
+    "airflow": 2_500,
     "ui": 2_479,
     "local": 2_240,
     "cli": 4_136,

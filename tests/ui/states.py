@@ -15,12 +15,14 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.published import OutputsOfTurn, TableOfTurn
 from ackline.tables.layout import noted_stop
 from ackline.ui import app, pages, readings
+from ackline.ui.filters import Listed, ListedFile
 from ackline.ui.links import Addresses
 from ackline.ui.readings import LaneReading
 from tests.support.memory_lane import OK, TP, MemoryLane
 from tests.ui.stored_lanes import StoredLane, StoredPartition, write_lane
 
 ADDRESSES = Addresses("/ackline/", "")
+LISTED = Listed(readable=53, tags=["eu", "shop", "t" * 100], address="/ackline/")
 SETTLED_AGO = timedelta(minutes=5)
 """How long ago the newest turn of each lane was settled."""
 _MS = 1_000_000
@@ -117,8 +119,13 @@ def overview(number: int = 40) -> str:
     lanes = [reading for reading in states if isinstance(reading, LaneReading)]
     assert len(lanes) == len(states)
     calm = [lane for lane in lanes if lane.name in ("payments", "clicks", "calls", "shop")]
-    more = [replace(calm[n % len(calm)], name=f"team-{n % 5}-topic-{n:02d}") for n in range(number)]
-    return pages.index([*lanes, *more, ("broken", "the tables can't be read")], ADDRESSES, datetime.now(UTC), None)
+    files = [ListedFile(), ListedFile(("eu",)), ListedFile(("eu", "shop")), ListedFile(("t" * 100,))]
+    more = [
+        replace(calm[n % len(calm)], name=f"team-{n % 5}-topic-{n:02d}" + "-of-a-long-name" * (n % 10 // 9 * 4),
+                file=files[n % 8 % len(files)])
+        for n in range(number)
+    ]  # fmt: skip
+    return pages.index([*lanes, *more, ("broken", "the tables can't be read")], ADDRESSES, datetime.now(UTC), LISTED)
 
 
 def _dags(name: str) -> set[str]:

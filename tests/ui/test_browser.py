@@ -222,12 +222,12 @@ def test_the_page_refreshes_itself_and_keeps_what_is_open(user: Tab, airflow: Lo
     script = user.command("Page.addScriptToEvaluateOnNewDocument", source=fast)["identifier"]
     try:
         user.open(f"{airflow.url}/ackline/{VIEWS['pipeline']}")
-        click(user, "Retry everything that is pending now")
+        click(user, "Handle the dead records again")
         before = user.run("document.querySelector('.head .end').textContent")
         user.wait_for(f"document.querySelector('.head .end').textContent !== {before!r}")
         assert user.run("document.querySelectorAll('details[open]').length") == 1
         focused = user.run("document.activeElement.textContent.trim()")
-        assert focused == "Retry everything that is pending now", "a keyboard would begin anew"
+        assert focused == "Handle the dead records again", "a keyboard would begin anew"
     finally:
         user.command("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
     assert user.problems == []

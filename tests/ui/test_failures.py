@@ -13,6 +13,7 @@ from ackline.ledger.pending import Pending, PendingKind
 from ackline.ledger.turns import SettledPartition, Settlement, TurnKind
 from ackline.tables.store import LedgerStore
 from ackline.ui import app, failing, readings
+from ackline.ui.filters import Filters
 from tests.tables.lane_rows import NOON, TP, plan, settlement, store_turn, turn, written
 from tests.tables.lanes import PRICE, TAX, begin_dead_lane, pipeline_file
 
@@ -31,19 +32,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_failures_of_the_same_class_and_place_are_one_row_over_the_pipelines_that_the_user_may_read() -> None:
-    page = app.all_failures(READABLE)
+    page = app.all_failures(READABLE, Filters())
     assert page.count(PRICE) == 1
     assert ["2 dead" in page, "1 dead" in page, "secret" in page, TAX in page] == [True, True, False, False]
     assert page.index("/pipelines/shop/failures") < page.index("/pipelines/mail/failures"), "the most records first"
     assert "3 records" in page
-    assert "No record is pending" in app.all_failures(set())
-    assert "/ackline/failures" in app.index(READABLE)
+    assert "No record is pending" in app.all_failures(set(), Filters())
+    assert "/ackline/failures" in app.index(READABLE, Filters())
 
 
 def test_a_pipeline_that_cannot_be_read_hides_no_other(folder: Path) -> None:
     for log in (folder / "audit" / "mail").rglob("_delta_log/*.json"):
         log.write_text("{torn")
-    page = app.all_failures(READABLE)
+    page = app.all_failures(READABLE, Filters())
     assert ("Not read" in page, PRICE in page) == (True, True)
 
 

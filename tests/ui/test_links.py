@@ -67,6 +67,9 @@ def test_of_a_pipeline_that_fails_the_pause_is_first_and_the_retry_of_everything
     assert verbs(maker.of_pipeline()) == ["retry", "pause", "backfill"]
     assert verbs(maker.of_pipeline(dead=True)) == ["retry", "pause", "dead", "backfill"]
     assert verbs(maker.of_pipeline(failing=True, dead=True)) == ["pause", "dead", "backfill", "retry"]
+    assert verbs(maker.of_pipeline(failing=True, new_code=False)) == ["pause", "backfill"]
+    for kind, verb in (("retry", "retry"), ("dead", "dead")):
+        assert verbs(maker.of_failures(kind, "KeyError", failing=True)) == ["pause", verb]
 
 
 def test_dead_records_are_handled_again_by_a_redrive_of_the_lane_that_has_them() -> None:

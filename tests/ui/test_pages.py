@@ -35,7 +35,7 @@ def views(text: str) -> list[str]:
         pages.record(READING, TP, 7, record, actions, ADDRESSES),
         pages.failing(READING, "retry", text, [FailingRecord(TP, 7, 1, NOON, None, text)], actions, ADDRESSES),
         pages.run(READING, text, [], ADDRESSES),
-        pages.index([("orders", text)], ADDRESSES, NOON, None),
+        pages.index([("orders", text)], ADDRESSES, NOON),
         pages.problem("The tables can't be read", text),
     ]
 
@@ -119,7 +119,7 @@ def test_what_a_run_has_stopped_with_is_text() -> None:
     stopped = StoppedRun(NOON, "run", "GroupMoved", f"It moved. {MARKUP} {TURNED}", "ackline doctor orders", True)
     for page in (
         pages.pipeline(replace(READING, stopped=stopped), [LIVE], [], [], ADDRESSES),
-        pages.index([replace(READING, stopped=stopped)], ADDRESSES, NOON, None),
+        pages.index([replace(READING, stopped=stopped)], ADDRESSES, NOON),
     ):
         assert "GroupMoved" in page
         assert "<script>alert" not in page

@@ -1,5 +1,7 @@
 """The state of a partition and of a lane as the page judges it, from the tables alone."""
 
+import shutil
+from collections import OrderedDict
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,14 +18,14 @@ from ackline.ledger.planning import NO_LEADER, PAUSED
 from ackline.ledger.states import State
 from ackline.ledger.turns import LIVE, SettledPartition
 from ackline.tables.lease import Holder, Lease, StoppedRun
-from ackline.ui import readings
+from ackline.ui import readings, stored
 from ackline.ui.partition import PartitionReading, worst_first
 from ackline.ui.readings import LaneReading
 from tests.support.memory_lane import OK, MemoryLane
 from tests.ui.stored_lanes import StoredPartition, write_lane
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-TP = TopicPartition("orders", 0)
+TP, TP1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
 def reading(
@@ -162,20 +164,53 @@ def test_a_lane_that_has_not_changed_is_not_read_again(tmp_path: Path, monkeypat
     """Each open page asks for all pipelines four times a minute."""
     monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
     settled_at = datetime.now(UTC) - timedelta(hours=1)
-    stored = write_lane(str(tmp_path), "orders", {TP: StoredPartition()}, 2, now=settled_at)
+    lane = write_lane(str(tmp_path), "orders", {TP: StoredPartition()}, 2, now=settled_at)
     read = list[int]()
 
     def counted(*arguments: Any) -> Any:
         read.append(1)
         return recent_turns(*arguments)
 
-    monkeypatch.setattr(readings, "recent_turns", counted)
+    monkeypatch.setattr(stored, "recent_turns", counted)
     first, second = readings.read_lane("orders"), readings.read_lane("orders")
     assert len(read) == 1
     assert second.now > first.now
     assert second.partitions[0].now == second.now
-    plan = stored.store.plan(first.newest.turn) if first.newest else None
+    plan = lane.store.plan(first.newest.turn) if first.newest else None
     assert plan is not None
-    assert stored.store.store_plan(replace(plan, turn=plan.turn._replace(n=3)))
+    assert lane.store.store_plan(replace(plan, turn=plan.turn._replace(n=3)))
     assert readings.read_lane("orders").open_plan is not None
-    assert len(read) == 2
+    assert len(read) == 1, "an open plan alone changes no turn"
+
+
+def test_what_is_added_turn_by_turn_is_what_a_whole_read_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then more turns at once than are added one by one."""
+    monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
+    parts = {TP: StoredPartition(fail_every=30, die_every=40, retention=20, hold=7), TP1: StoredPartition(read=0)}
+    lane = write_lane(str(tmp_path), "orders", parts, 2, now=datetime.now(UTC) - timedelta(hours=2))
+    readings.read_lane("orders")
+    for turns in (1, 1, 2, stored.MOST_NEW_TURNS + 1, 1):
+        for _ in range(turns):
+            lane.turns += 1
+            lane.now += timedelta(minutes=10)
+            lane._write_turn(lane.turns, lane.now)
+        added = readings.read_lane("orders")
+        monkeypatch.setattr(stored, "_kept", OrderedDict(stored._kept))
+        stored._kept.clear()
+        whole = readings.read_lane("orders")
+        assert added.turns == whole.turns
+        assert (added.dead, added.lag, added.state) == (whole.dead, whole.lag, whole.state)
+        assert [part.why for part in added.partitions] == [part.why for part in whole.partitions]
+
+
+def test_tables_that_were_put_in_place_of_others_are_read_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
+    write_lane(str(tmp_path), "orders", {TP: StoredPartition()}, 3)
+    assert readings.read_lane("orders").dead == 0
+    shutil.rmtree(tmp_path / "orders")
+    write_lane(str(tmp_path), "orders", {TP: StoredPartition(die_every=50)}, 4)
+    again = readings.read_lane("orders")
+    assert again.dead == 8
+    assert [turn.outcomes["dead"] for turn in again.turns[1:]] == [2, 2, 2, 2]

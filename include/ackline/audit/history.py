@@ -199,7 +199,7 @@ MOST_ENTRIES = 200
 """How many of the newest entries of a Delta log are searched for a turn."""
 STEP_TURNS = 100
 """Over how many of the newest turns the figures of steps are added up."""
-_COLUMNS = ["turn", "kind", "run_id", "actor", "reason", "settled_at", "counts", "metrics"]
+_COLUMNS = ["turn", "kind", "run_id", "actor", "reason", "settled_at", "counts", "metrics", "code"]
 _SUMMED = ("lag", "pending_retry", "pending_dead_letter", "pending_in_flight", NEW_RECORDS, NEW_FAILED)
 
 
@@ -218,6 +218,8 @@ class TurnTotals:
     """How many offsets have each outcome."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The sums of `lag`, `pending_KIND`, `new_records` and `new_failed`; a metric that no partition has is left out."""
+    code: str = ""
+    """The code that ran the turn; empty if it is not known."""
 
 
 def recent_turns(store: LedgerStore, newest: TurnId, partitions: int, limit: int) -> list[TurnTotals]:
@@ -230,8 +232,8 @@ def recent_turns(store: LedgerStore, newest: TurnId, partitions: int, limit: int
     if not rows.num_rows:
         return []
     outcomes, metrics = _sums(rows, "counts"), _sums(rows, "metrics")
-    # Every row of a turn has the same values in these columns.
-    texts = ("kind", "run_id", "actor", "reason", "settled_at")
+    # Every row of a turn has the same values in these columns, but for the code, which one of them has.
+    texts = ("kind", "run_id", "actor", "reason", "settled_at", "code")
     turns = rows.group_by("turn", use_threads=False).aggregate(
         [("kind", "count"), *((name, "first") for name in texts)]
     )
@@ -246,9 +248,30 @@ def recent_turns(store: LedgerStore, newest: TurnId, partitions: int, limit: int
             row["kind_count"],
             Counter({name: int(number) for name, number in outcomes.get(row["turn"], {}).items()}),
             {name: number for name, number in metrics.get(row["turn"], {}).items() if name in _SUMMED},
+            row["code_first"] or "",
         )
         for row in turns.sort_by("turn").to_pylist()
     ]
+
+
+def totals_of(settlement: Settlement) -> TurnTotals:
+    """Returns the totals of one settlement, as `recent_turns` reads them."""
+    outcomes, metrics = Counter[str](), dict[str, float]()
+    for settled in settlement.partitions.values():
+        outcomes.update(settled.counts)
+        for name in _SUMMED:
+            if settled.metrics and name in settled.metrics:
+                metrics[name] = metrics.get(name, 0.0) + settled.metrics[name]
+    texts = (settlement.kind.value, settlement.run_id, settlement.actor, settlement.reason)
+    return TurnTotals(
+        settlement.turn,
+        *texts,
+        settlement.settled_at,
+        len(settlement.partitions),
+        outcomes,
+        metrics,
+        settlement.code,
+    )
 
 
 def step_figures(store: LedgerStore, newest: TurnId, names: Sequence[str] | None = None) -> StepFigures:
@@ -357,15 +380,21 @@ def _in_ranges(rows: pa.Table, ranges: Mapping[TopicPartition, Ranges]) -> Bools
     return inside
 
 
-def dead_since(store: LedgerStore, since: datetime) -> int:
+def dead_since(store: LedgerStore, since: datetime) -> list[tuple[datetime, int]]:
     """Returns how many records of a lane were decided as dead since a time, in all epochs, by turns that were planned
-    at most a week before that. Raises FatalError if the table can't be read."""
+    at most a week before that: for each turn when the last of them died, and their number. Raises FatalError if the
+    table can't be read."""
     first_day = pa.scalar((since - timedelta(days=7)).date())
     recent = (ds.field("plan_date") >= first_day) & (ds.field("handled_at") >= pa.scalar(since, TIME))
-    rows = store.outcomes.read({"outcome": Outcome.DEAD.value, "attempt": 0}, ["epoch", "turn"], also=recent)
+    columns = ["epoch", "turn", "handled_at"]
+    rows = store.outcomes.read({"outcome": Outcome.DEAD.value, "attempt": 0}, columns, also=recent)
     effective = EffectiveTurns(store)
-    turns = rows.group_by(["epoch", "turn"]).aggregate([([], "count_all")]).to_pylist()
-    return sum(row["count_all"] for row in turns if effective.has(row["epoch"], row["turn"]))
+    turns = rows.group_by(["epoch", "turn"]).aggregate([([], "count_all"), ("handled_at", "max")]).to_pylist()
+    return [
+        (row["handled_at_max"].astimezone(UTC), row["count_all"])
+        for row in turns
+        if effective.has(row["epoch"], row["turn"])
+    ]
 
 
 def delta_versions(store: LedgerStore, turn: TurnId) -> dict[str, int]:

@@ -77,6 +77,19 @@ class LogFiles(NamedTuple):
         return self.checkpoints[-1].version if self.checkpoints else -1
 
 
+class LogStamp(NamedTuple):
+    """A log at one time. A log that was put in place of another one, such as a copy that was restored, has another
+    `identity`, or goes back in `position`."""
+
+    identity: int
+    position: int
+    newest: tuple[LogFile, ...] = ()
+
+    def precedes(self, later: "LogStamp") -> bool:
+        """Returns whether the log of `later` is this one, with no or more commits."""
+        return self.identity == later.identity and self.position <= later.position
+
+
 class DeltaLog:
     """The log of one table. An instance keeps the entries that it has read."""
 
@@ -95,6 +108,19 @@ class DeltaLog:
             if (match := _NAME.fullmatch(info.base_name)) and (info.size or match[2] == ".json"):
                 files[match[2]].append(LogFile(int(match[1]), info.path, info.mtime_ns / 1e9))
         return LogFiles(sorted(files[".json"]), sorted(files[".checkpoint.parquet"]))
+
+    def stamp(self) -> LogStamp:
+        """Returns what changes with each commit. On a disk it costs the status of the folder, however many entries the
+        log has; in an object store, their listing."""
+        if self.storage.local is None:
+            files = self.files()
+            newest = (*files.entries[-1:], *files.checkpoints[-1:])
+            return LogStamp(0, max((file.version for file in newest), default=-1), newest)
+        try:
+            status = (self.storage.local / LOG).stat()
+        except FileNotFoundError:
+            return LogStamp(0, -1)
+        return LogStamp(status.st_ino, status.st_mtime_ns)
 
     def is_readable(self, checkpoint: LogFile) -> bool:
         """Returns whether a checkpoint has a whole footer. Raises OSError if the file can't be opened."""

@@ -18,6 +18,8 @@ CODE = "ACKLINE_CODE"
 image without a repository may set it to its own tag."""
 MOST_CHARACTERS = 200
 DIGITS = 12
+DIRTY = "-dirty"
+"""What ends the name of a commit with changes that are not committed. Two of the same name may be different code."""
 GIT_SECONDS = 5.0
 """How long each of two calls of git may take."""
 MOST_FILES, MOST_BYTES = 5_000, 64 * 1024 * 1024
@@ -49,7 +51,7 @@ def _commit_of(folder: Path) -> str:
         return ""
     # A new file counts: it may be a handler. What Python has compiled does not.
     changes = _git(folder, "status", "--porcelain", "--", ".", ":(exclude,glob)**/__pycache__/**")
-    return f"{found.strip()[:DIGITS]}{'' if changes == '' else '-dirty'}"
+    return f"{found.strip()[:DIGITS]}{'' if changes == '' else DIRTY}"
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

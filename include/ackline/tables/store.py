@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 from weakref import ReferenceType, ref
 
 import pyarrow.compute as pc
 from deltalake.transaction import AddAction
 
-from ackline.delta.log import LogFile
+from ackline.delta.log import LogStamp
 from ackline.errors import LedgerError
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.metrics import TurnReport
@@ -55,6 +55,9 @@ from ackline.tables.turn_outcomes import OutcomesOfTurn
 
 COUNTED_STARTS = 3
 """Starts of a plan that are counted. After the third without outcomes, the next one isolates the handler."""
+
+LogStamps: TypeAlias = tuple[LogStamp, ...]
+"""The state of the logs of a lane's tables."""
 
 
 class LedgerStore(ChosenOutcomes, OutcomesOfTurn):
@@ -191,11 +194,9 @@ class LedgerStore(ChosenOutcomes, OutcomesOfTurn):
         newest = self.settlement(TurnId(self.pipeline, self.lane, epoch, n))
         return self._first_of_new_epoch(newest) if newest.kind.opens_epoch else newest
 
-    def versions(self) -> tuple[LogFile, ...]:
-        """Returns the newest entry and checkpoint of each table's log: they change with each commit, and listing them
-        costs one request a table."""
-        listed = [table.log.files() for table in (self.plans, self.outcomes, self.settlements)]
-        return tuple(file for files in listed for of_kind in files for file in of_kind[-1:])
+    def stamps_of_logs(self) -> LogStamps:
+        """Returns what changes with each commit to one of the tables."""
+        return tuple(table.log.stamp() for table in (self.plans, self.outcomes, self.settlements))
 
     def _first_of_new_epoch(self, reset: Settlement) -> Settlement:
         """Returns turn 0 of the epoch that a reset opens. It has no rows of its own: the reset's plan holds its starts.
@@ -300,6 +301,18 @@ class LedgerStore(ChosenOutcomes, OutcomesOfTurn):
         rows = self._plan_rows(self._where(turn), turn)
         rows = rows.filter(pc.is_valid(rows["topic"]))  # a row without a topic is a marker
         return self._made_of(plan_from_rows, rows, self.plans, turn)
+
+    def reasons(self, turn: TurnId) -> dict[TopicPartition, str]:
+        """Returns why a stored plan reads nothing of a partition, where it does so; nothing for the plan of an action.
+        Reads few columns of the plan."""
+        columns = ["topic", "partition", "kind", "why"]
+        rows = self.plans.read_turn(self._where(turn), self._application(turn.epoch, "plan"), turn.n, columns)
+        replaying = {kind.value for kind in TurnKind if kind.replays}
+        return {
+            TopicPartition(row["topic"], row["partition"]): row["why"]
+            for row in rows.to_pylist()
+            if row["topic"] is not None and row["why"] and row["kind"] in replaying
+        }
 
     def store_plan(self, plan: Plan) -> bool:
         """Store a plan. Returns False if its number is taken."""

@@ -5,9 +5,9 @@ the pipeline's DAG; without that right the answer is the same 404 as for a pipel
 GET: a request that changes something would need protection against forged ones.
 """
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
@@ -25,10 +25,13 @@ from ackline.ledger.pending import PendingKind
 from ackline.ledger.states import State
 from ackline.ledger.turns import LIVE
 from ackline.ui import failing, pages, readings
+from ackline.ui.filters import Filters, Listed, tags_of
 from ackline.ui.links import RECENT_HOURS, ActionMaker, Addresses
 from ackline.ui.readings import LaneReading
 
 PIPELINES_A_PAGE = 100
+TAGS_OF = 1_000
+"""Of so many pipelines the list offers every tag; of more, those of the pipelines that it shows."""
 NOT_IN_LOG = (OffsetState.GAP, Outcome.EXPIRED, Outcome.COMPACTED)
 """The states of an offset at which the log has no record, so no backfill can handle one."""
 HEADERS = {
@@ -75,7 +78,7 @@ async def _not_found_page(request: Request, error: Exception) -> HTMLResponse:
 
 @app.exception_handler(RequestValidationError)
 async def _bad_request_page(request: Request, error: RequestValidationError) -> HTMLResponse:
-    names = ", ".join(sorted({str(detail["loc"][-1]) for detail in error.errors()}))
+    names = ", ".join(sorted({str(detail["loc"][1]) for detail in error.errors()}))
     return HTMLResponse(pages.problem("Not a valid address", f"Correct {names} in the address."), status_code=422)
 
 
@@ -121,33 +124,48 @@ def _actions(reading: LaneReading, dag_ids: set[str]) -> ActionMaker:
     return ActionMaker(reading.name, reading.lane, dag_ids, _addresses())
 
 
+def _filters(
+    q: Annotated[str, Query(max_length=250)] = "",
+    tag: Annotated[str, Query(pattern="^[a-z0-9_-]{0,100}$")] = "",
+    state: State | Literal[""] = "",
+) -> Filters:
+    """Returns which pipelines the address asks for."""
+    return Filters(q, tag, state or None)
+
+
+Chosen = Annotated[Filters, Depends(_filters)]
+
+
 @app.get("/")
-def index(dag_ids: DagIds, start: Start = 0) -> str:
-    """Show every pipeline that the user may read, the worst first."""
+def index(dag_ids: DagIds, filters: Chosen, start: Start = 0) -> str:
+    """Show the pipelines that the user may read, the worst first."""
     addresses = _addresses()
-    names, more = _names(dag_ids, start, addresses.index)
-    return pages.index(readings.read_lanes(names), addresses, datetime.now(UTC), more)
+    listed = _listed(dag_ids, filters, start, addresses.index)
+    return pages.index(readings.read_lanes(listed.names), addresses, datetime.now(UTC), listed)
 
 
-def _names(dag_ids: set[str], start: int, address: str) -> tuple[list[str], str | None]:
-    """Returns PIPELINES_A_PAGE pipelines that the user may read, from number `start` on, and the address of the next
-    ones."""
-    names = sorted(dag.removeprefix(DAG_PREFIX) for dag in dag_ids if dag.startswith(DAG_PREFIX))
-    end = start + PIPELINES_A_PAGE
-    return names[start:end], f"{address}?start={end}" if end < len(names) else None
+def _listed(dag_ids: set[str], filters: Filters, start: int, address: str) -> Listed:
+    """Returns PIPELINES_A_PAGE of the chosen pipelines, from number `start` on."""
+    readable = [dag.removeprefix(DAG_PREFIX) for dag in dag_ids if dag.startswith(DAG_PREFIX)]
+    names, end = filters.names(readable), start + PIPELINES_A_PAGE
+    more = f"{address}{filters.query(end)}" if end < len(names) else None
+    tags = tags_of(readable if len(readable) <= TAGS_OF else names[start:end])
+    return Listed(filters, names[start:end], len(readable), tags, address, more)
 
 
 @app.get("/failures")
-def all_failures(dag_ids: DagIds, start: Start = 0) -> str:
-    """Show the failing records of every pipeline that the user may read, by error class and place."""
+def all_failures(dag_ids: DagIds, filters: Chosen, start: Start = 0) -> str:
+    """Show the failing records of the pipelines that the user may read, by error class and place."""
     addresses, broken, lanes = _addresses(), list[tuple[str, str]](), list[LaneReading]()
-    names, more = _names(dag_ids, start, addresses.all_failures)
-    for reading in readings.read_lanes(names):
+    listed = _listed(dag_ids, filters, start, addresses.all_failures)
+    for reading in readings.read_lanes(listed.names):
+        if not filters.shows(reading.state if isinstance(reading, LaneReading) else State.UNKNOWN):
+            continue
         if isinstance(reading, LaneReading):
             lanes.append(reading)
         else:
             broken.append(reading)
-    return pages.all_failures(failing.failures_everywhere(lanes), broken, addresses, datetime.now(UTC), more)
+    return pages.all_failures(failing.failures_everywhere(lanes), broken, addresses, datetime.now(UTC), listed)
 
 
 @app.get("/pipelines/{name}")
@@ -159,6 +177,7 @@ def pipeline(reading: Reading, dag_ids: DagIds, start: Start = 0) -> str:
     actions = _actions(reading, dag_ids).of_pipeline(
         reading.pending[PendingKind.RETRY] > 0, recent, failing=reading.state is State.FAILING,
         dead=any(group.kind == Outcome.DEAD.value for group in groups), paused=reading.is_paused,
+        new_code=reading.has_new_code,
     )  # fmt: skip
     steps = readings.read_steps(reading)
     topology = readings.read_topology(reading.name) if steps is not None else None
@@ -192,7 +211,8 @@ def failures(
         return pages.failing(reading, kind, "", failing.records_at_step(reading, step), [], _addresses(), step=step)
     group = failing.failure_of(failing.failures(reading, by_place=False), kind, error_class)
     records = failing.failing_records(reading, kind, error_class)
-    actions = _actions(reading, dag_ids).of_failures(kind, error_class) if group is not None else []
+    still_fails = reading.state is State.FAILING and not reading.is_paused
+    actions = _actions(reading, dag_ids).of_failures(kind, error_class, failing=still_fails) if group else []
     return pages.failing(reading, kind, error_class, records, actions, _addresses(), group)
 
 
@@ -244,14 +264,3 @@ def _of_dag(dag_id: str, dag_ids: set[str]) -> LaneReading:
     if dag_id not in dag_ids or name is None:
         raise HTTPException(404)
     return _reading(_readable_pipeline(name, dag_ids))
-
-
-Message = MutableMapping[str, Any]
-
-
-async def page(
-    scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-) -> None:
-    """Serve one request, as an ASGI application."""
-
-    await app(scope, receive, send)

@@ -11,7 +11,7 @@ Once a configuration is pasted, the form of Airflow 3.3 shows the fields alone t
 import json
 import shlex
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -126,18 +126,21 @@ class ActionMaker:
 
     def of_pipeline(
         self, waiting: bool = True, recent: bool = True, *, failing: bool = False, dead: bool = False,
-        paused: bool = False,
+        paused: bool = False, new_code: bool | None = True,
     ) -> list[ReadyAction]:  # fmt: skip
         """Returns what an operator may do with the whole pipeline. `waiting` is whether a retry is pending, `recent`
         whether there may be records of the last two hours, `dead` whether a record is dead, `paused` whether every
-        partition is paused.
+        partition is paused, `new_code` whether it runs other code now than that which failed; None if that is not
+        known.
 
         Of a pipeline that is `failing`, the pause comes first and the retry last: until its cause is mended, a retry
-        of everything uses up the attempts that are left.
+        of everything uses up the attempts that are left. So by the code that has failed it is not offered.
         """
         last_hours = {"all": True, "from": f"{RECENT_HOURS}h ago"}
         options = ["--all", "--from", f"{RECENT_HOURS}h ago"]
-        retry = [self._retry("Retry everything that is pending now", [])] if waiting else []
+        known = "" if new_code else " It is not known whether the code is another one since the records failed."
+        everything = self._retry("Retry everything that is pending now", [])
+        retry = [replace(everything, effect=everything.effect + known)] if waiting and new_code is not False else []
         pause = [] if paused else [self._pause()]
         redrive = [self._redrive("Handle the dead records again", None)] if dead else []
         backfill = [self._backfill("Backfill the last two hours", options, last_hours)] if recent else []
@@ -167,14 +170,16 @@ class ActionMaker:
             acts.append(self._skip("Skip this record", tp, str(offset)))
         return acts + ([self._backfill(*_range(tp, offset, offset + 1))] if exists else [])
 
-    def of_failures(self, kind: str, error_class: str) -> list[ReadyAction]:
-        """Returns what an operator may do with all records of an error class."""
+    def of_failures(self, kind: str, error_class: str, *, failing: bool = False) -> list[ReadyAction]:
+        """Returns what an operator may do with all records of an error class. The pause of a pipeline that is `failing`
+        comes first."""
+        pause = [self._pause()] if failing else []
         name = error_class or "no error class"
         if kind == "dead":
-            return [self._redrive(f"Handle the dead records with {name} again", error_class)]
+            return [*pause, self._redrive(f"Handle the dead records with {name} again", error_class)]
         if kind != PendingKind.RETRY.value:
             return []  # an answer or a dead letter ends these; a retry chooses none of them
-        return [self._retry(f"Retry what failed with {name} now", [], error_class=error_class)]
+        return [*pause, self._retry(f"Retry what failed with {name} now", [], error_class=error_class)]
 
     def _retry(self, title: str, tps: list[TopicPartition], **more: str) -> ReadyAction:
         options, conf = _where(tps, more)

@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from ackline.ledger.states import NEW_FAILED, NEW_RECORDS, State
 from ackline.pipeline.topology import Topology
 from ackline.ui import charts
 from ackline.ui.failing import MOST_RECORDS, FailingRecord, Failure, FailureEverywhere
+from ackline.ui.filters import Filters, Listed
 from ackline.ui.links import Addresses, ReadyAction, dead_command
 from ackline.ui.partition import PartitionReading, worst_first
 from ackline.ui.readings import LAST_TURNS, LaneReading, TurnReading
@@ -64,10 +66,11 @@ POLICY = (
 
 
 def index(
-    readings: Sequence[LaneReading | tuple[str, str]], addresses: Addresses, now: datetime, more: str | None
+    readings: Sequence[LaneReading | tuple[str, str]], addresses: Addresses, now: datetime, listed: Listed = Listed()
 ) -> str:
     """Returns the view of all pipelines, the worst first: (name, error) of those that can't be read,
-    those that are losing, stuck or failing, those with dead records of the last day, and the others."""
+    those that are losing, stuck or failing, those with dead records of the last day, and the others. Only those in the
+    state of `listed` are in the list; the counts by state are of all of them."""
     lanes = [reading for reading in readings if isinstance(reading, LaneReading)]
 
     def place(lane: LaneReading) -> tuple[int, bool, int, int, str]:
@@ -75,24 +78,34 @@ def index(
         return (min(state.rank, State.UNKNOWN.rank), not lane.dead, state.rank, -(lane.lag or 0), lane.name)
 
     lanes.sort(key=place)
-    count = Counter(lane.state for lane in lanes if lane.newest is not None)
+    count = Counter(lane.state for lane in lanes)
+    broken = [reading for reading in readings if isinstance(reading, tuple)]
     return _render(
-        "index.html", "Pipelines", addresses, refresh=True, readings=lanes, now=now, more=more,
-        broken=[reading for reading in readings if isinstance(reading, tuple)],
-        states=[(state, count[state]) for state in State if count[state]],
-        dead=sum(lane.dead for lane in lanes),
-        sparkline=lambda lane: charts.sparkline([turn.outcomes for turn in lane.turns if turn.turn.n]),
+        "index.html", "Pipelines", addresses, refresh=True, now=now, listed=listed,
+        readings=[lane for lane in lanes if listed.filters.shows(lane.state)],
+        broken=broken if listed.filters.shows(State.UNKNOWN) else [],
+        states=[(state, count[state]) for state in State if count[state]], unreadable=len(broken),
+        dead=sum(lane.dead for lane in lanes), sparkline=_sparkline,
     )  # fmt: skip
+
+
+def _sparkline(lane: LaneReading) -> Markup:
+    return _drawn(tuple(tuple(sorted(turn.outcomes.items())) for turn in lane.turns if turn.turn.n))
+
+
+@lru_cache(maxsize=1024)  # most lanes have no new turn since the last view
+def _drawn(turns: tuple[tuple[tuple[str, int], ...], ...]) -> Markup:
+    return charts.sparkline([dict(turn) for turn in turns])
 
 
 def all_failures(
     groups: Sequence[FailureEverywhere], broken: Sequence[tuple[str, str]], addresses: Addresses, now: datetime,
-    more: str | None,
+    listed: Listed = Listed(),
 ) -> str:  # fmt: skip
     """Returns the view of the failing records of several pipelines, by error class and place. `broken` are (name,
     error) of those that can't be read."""
     return _render(
-        "all_failures.html", "Failures", addresses, refresh=True, groups=groups, broken=broken, now=now, more=more,
+        "all_failures.html", "Failures", addresses, refresh=True, groups=groups, broken=broken, now=now, listed=listed,
         records=sum(group.records for group in groups),
     )  # fmt: skip
 
@@ -114,7 +127,7 @@ def pipeline(
         oldest_in_flight=min(in_flight, default=None), attempts_bar=charts.attempts_bar,
         most=max((group.attempts for group in failures), default=0),
         failures=failures, no_class=NO_CLASS, actions=actions, picture=charts.partition_picture, steps=steps,
-        milliseconds=mean_and_max,
+        milliseconds=mean_and_max, no_filters=Filters(),
         turns=list(reversed(reading.turns))[:TURNS_LISTED],
         more=addresses.pipeline(reading.name, reading.lane, end) if end < len(reading.partitions) else None,
         first=addresses.pipeline(reading.name, reading.lane) if start else None,

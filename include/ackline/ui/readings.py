@@ -5,7 +5,7 @@ of the reason, which is read here. The tables also show reasons that no run has 
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
@@ -13,14 +13,12 @@ from functools import cached_property, lru_cache
 from ackline.airflow.connections import use_audit_connection
 from ackline.audit.history import (
     TurnTotals,
-    dead_since,
     delta_versions,
     evidence_of_offset,
-    log_starts_at,
-    recent_turns,
     step_figures,
 )
-from ackline.errors import AcklineError, LedgerError
+from ackline.errors import AcklineError
+from ackline.lane.code import DIRTY
 from ackline.lane.ways_out import StandsStill, paused_partitions, unpublished_rows
 from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.explain import OffsetExplanation, explain_offset
@@ -29,7 +27,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.published import OutputsOfTurn
-from ackline.ledger.states import State, worst_state
+from ackline.ledger.states import MISSED_SCHEDULES, State, worst_state
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId
 from ackline.pipeline.folder import audit_root, load_pipeline, pipelines_folder
 from ackline.pipeline.pipeline import TurnSettings
@@ -39,16 +37,16 @@ from ackline.scrub import scrub_address
 from ackline.tables.layout import LeaseFile, holder_of, lanes_of, stopped_run
 from ackline.tables.lease import Holder, HolderState, StoppedRun
 from ackline.tables.store import LedgerStore
+from ackline.ui.filters import NO_FILE, ListedFile, listed_file
 from ackline.ui.partition import OPEN_TOO_LONG, PartitionReading
+from ackline.ui.stored import DEAD_WITHIN, any_plan, stored_lane
 
 LAST_TURNS = 60
 """How many turns the charts and the table of turns show at most."""
 FEW_TURNS = 24
 """How many turns of each pipeline the list of all pipelines reads. The pace of retention is computed over them."""
-
-
-DEAD_WITHIN = timedelta(days=1)
-"""The list of all pipelines counts the records that died within this time."""
+SHORTEST_INTERVAL = timedelta(minutes=1)
+"""No cron expression has runs closer together."""
 PUBLISHING = timedelta(minutes=1)
 """After this time a settled turn whose rows are not in its output tables stands still."""
 
@@ -73,6 +71,8 @@ class LaneReading:
     """The output tables that do not have the rows of the newest turn yet."""
     dead: int = 0
     """The records that died within the last day."""
+    file: ListedFile = NO_FILE
+    """What its pipeline file says of it now."""
 
     @property
     def stands_still(self) -> StandsStill | None:
@@ -127,6 +127,16 @@ class LaneReading:
         return any(any(turn.outcomes.values()) for turn in self.turns if turn.settled_at >= since)
 
     @property
+    def has_new_code(self) -> bool | None:
+        """Whether the lane runs other code now than the newest turn in which a record failed; None if that is not
+        known. The newest plan has the code of now: what is deployed, and has planned nothing yet, is not known here."""
+        failed = next((turn for turn in reversed(self.turns) if turn.outcomes.get(Outcome.FAILED.value)), None)
+        now = self.open_plan.code if self.open_plan is not None else self.newest.code if self.newest is not None else ""
+        if failed is None or not failed.code or not now or (failed.code == now and now.endswith(DIRTY)):
+            return None
+        return failed.code != now
+
+    @property
     def dead_of_epoch(self) -> int:
         """The records that died in the epoch so far."""
         return sum((part.settled.totals or {}).get(Outcome.DEAD.value, 0) for part in self.partitions)
@@ -170,44 +180,13 @@ def lanes_with_tables(name: str) -> list[str]:
     return [lane.lane for lane in lanes_of(audit_root(), name)]
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredLane:
-    """What the tables of a lane hold. It changes with a commit alone."""
-
-    newest: Settlement
-    plan: Plan | None
-    turns: Sequence[TurnTotals]
-    partitions: Sequence[PartitionReading]
-    """As of the time when they were read, by a lane that commits nothing."""
-    ledger: str
-
-
-@lru_cache(maxsize=256)
-def _stored_lane(root: str, name: str, lane: str, turns: int, versions: Hashable) -> _StoredLane | None:
-    """Returns what the tables of a lane hold at these `versions`; None if the lane has not run.
-
-    Each open page asks for every pipeline four times a minute, and most of them have not changed.
-    """
-    store = LedgerStore(root, name, lane)
-    newest = store.newest()
-    if newest is None:
-        return None
-    totals, plan = recent_turns(store, newest.turn, len(newest.partitions), turns), store.open_plan(newest)
-    return _StoredLane(newest, plan, totals, _partitions(store, newest, totals, plan), store.ledger_id())
-
-
-@lru_cache(maxsize=256)
-def _dead_since(root: str, name: str, lane: str, versions: Hashable, since: datetime) -> int:
-    return dead_since(LedgerStore(root, name, lane), since)
-
-
 def read_lane(name: str, lane: str = LIVE, turns: int = LAST_TURNS) -> LaneReading:
     """Returns a lane after its newest turn. Raises FatalError if the tables can't be read."""
     store, now = store_of(name, lane), datetime.now(UTC)
-    versions = store.versions()
-    stored = _stored_lane(store.root, name, lane, turns, versions)
+    stored = stored_lane(store, turns)
+    file = listed_file(name)
     if stored is None:
-        return LaneReading(name, lane, None, None, (), (), now, stopped=stopped_run(store.folder, None))
+        return LaneReading(name, lane, None, None, (), (), now, stopped=stopped_run(store.folder, None), file=file)
     newest, plan = stored.newest, stored.plan
     holder = holder_of(LeaseFile(store.folder), plan.turn, now) if plan is not None else None
     # A run that works on the lane, or has planned a turn since, has passed what the one before has stopped with.
@@ -221,13 +200,12 @@ def read_lane(name: str, lane: str = LIVE, turns: int = LAST_TURNS) -> LaneReadi
     own = None
     if lane == LIVE and not unpublished:
         own = CommitMetadata(stored.ledger, name, newest.turn.epoch, newest.turn.n)
-    overdue = _overdue_at(name, lane, newest.settled_at)
-    late = overdue is not None and now > overdue
+    late = lane == LIVE and _is_overdue(file.schedule, newest.settled_at, now)
     partitions = [replace(part, now=now, own=own, is_overdue=late) for part in stored.partitions]
-    # To five minutes, so that views in a row read it once. It counts too many for a moment, and never too few.
-    since = (now - DEAD_WITHIN).replace(minute=now.minute // 5 * 5, second=0, microsecond=0)
-    dead = _dead_since(store.root, name, lane, versions, since)
-    return LaneReading(name, lane, newest, plan, stored.turns, partitions, now, holder, stopped, unpublished, dead)
+    dead = stored.dead_since(now - DEAD_WITHIN)
+    return LaneReading(
+        name, lane, newest, plan, stored.turns, partitions, now, holder, stopped, unpublished, dead, file
+    )
 
 
 def read_lanes(names: Iterable[str]) -> list[LaneReading | tuple[str, str]]:
@@ -239,31 +217,6 @@ def read_lanes(names: Iterable[str]) -> list[LaneReading | tuple[str, str]]:
         except AcklineError as error:  # one broken pipeline must not hide the others
             readings.append((name, str(error)))
     return readings
-
-
-def _partitions(
-    store: LedgerStore,
-    newest: Settlement,
-    turns: Sequence[TurnTotals],
-    open_plan: Plan | None,
-) -> list[PartitionReading]:
-    planned = _any_plan(store, newest.turn)  # None for a turn without one, such as a first genesis
-    if planned is not None and not planned.kind.replays:
-        planned = None
-    measured = [turn for turn in turns if turn.metrics]  # a genesis has none
-    earlier = measured[0] if measured else None
-    starts = log_starts_at(store, earlier.turn) if earlier and earlier.turn != newest.turn else {}
-    elapsed = newest.settled_at - earlier.settled_at if earlier else timedelta()
-    found = open_plan.partitions if open_plan is not None else {}
-    return [
-        PartitionReading(
-            tp, settled, planned.partitions[tp].why if planned and tp in planned.partitions else None,
-            starts.get(tp), elapsed, max(0, len(measured) - 1), newest.settled_at,
-            newest.settled_at, None,
-            seen.offset if tp in found and (seen := found[tp].committed) is not None else None,
-        )
-        for tp, settled in sorted(newest.partitions.items())
-    ]  # fmt: skip
 
 
 def read_record(reading: LaneReading, tp: TopicPartition, offset: int) -> OffsetExplanation | None:
@@ -281,7 +234,7 @@ def letter_topic(reading: LaneReading, explained: OffsetExplanation | None) -> s
     if not decided:
         return None
     last = decided[-1]
-    plan = _any_plan(store_of(reading.name, reading.lane), TurnId(reading.name, reading.lane, last.epoch, last.turn))
+    plan = any_plan(store_of(reading.name, reading.lane), TurnId(reading.name, reading.lane, last.epoch, last.turn))
     return TurnSettings(plan.settings).dead_letter_topic if plan is not None else None
 
 
@@ -294,13 +247,15 @@ def read_steps(reading: LaneReading) -> StepFigures | None:
     return figures if figures.steps else None
 
 
-def _overdue_at(name: str, lane: str, settled_at: datetime) -> datetime | None:
-    """Returns when the schedule of a live lane has passed over too many runs; None without one, or if the file can't be
-    read."""
-    try:
-        return overdue_at(load_pipeline(pipelines_folder(), name).schedule, settled_at) if lane == LIVE else None
-    except AcklineError:
-        return None
+_overdue_at = lru_cache(maxsize=1024)(overdue_at)  # to read a cron expression costs more than the rest of a lane
+
+
+def _is_overdue(schedule: str | None, settled_at: datetime, now: datetime) -> bool:
+    """Returns whether the schedule has passed over too many runs since the newest turn."""
+    if now - settled_at < SHORTEST_INTERVAL * (MISSED_SCHEDULES - 1):
+        return False
+    overdue = _overdue_at(schedule, settled_at)
+    return overdue is not None and now > overdue
 
 
 def read_topology(name: str) -> Topology | None:
@@ -315,20 +270,13 @@ def read_turn(name: str, lane: str, epoch: int, n: int) -> TurnReading | None:
     """Returns a turn; None if it is neither planned nor settled."""
     store, turn = store_of(name, lane), TurnId(name, lane, epoch, n)
     planned_to = store.plans.version_of(f"ackline/{name}/{lane}/{epoch}/plan") or 0
-    plan = _any_plan(store, turn) if turn.n <= planned_to else None
+    plan = any_plan(store, turn) if turn.n <= planned_to else None
     settlement = None
     if store.settlements.version_of(f"ackline/{name}/{lane}/{epoch}/settlement") is not None and store.is_settled(turn):
         settlement = store.settlement(turn)
     if plan is None and settlement is None:
         return None
     return TurnReading(turn, plan, settlement, delta_versions(store, turn), planned_to > n)
-
-
-def _any_plan(store: LedgerStore, turn: TurnId) -> Plan | None:
-    try:
-        return store.plan(turn)
-    except LedgerError:
-        return None
 
 
 def turns_of_run(reading: LaneReading, run_id: str) -> list[TurnTotals]:

@@ -39,7 +39,7 @@
     Promise.race([text, new Promise((done) => setTimeout(done, 1000))]).then(() => leave(link));
   });
 
-  const busy = () => document.hidden || document.activeElement?.matches("input") || String(getSelection()) !== "";
+  const busy = () => document.hidden || document.activeElement?.matches("input, select") || String(getSelection()) !== "";
   const refresh = async () => {
     const main = document.querySelector("main");
     if (!main?.dataset.refresh || busy()) return;
