@@ -31,14 +31,14 @@ CEILINGS = {
     "answers": 1_625,
     "backfill": 1_135,
     "airflow": 2_500,
-    "ui": 2_479,
+    "ui": 2_475,
     "local": 2_240,
     "cli": 4_136,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_016
-TESTS_CEILING = 66_651
+PACKAGE_CEILING = 54_012
+TESTS_CEILING = 66_649
 
 
 def lines(files: "list[Path]") -> int:
