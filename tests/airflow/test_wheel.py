@@ -7,15 +7,18 @@ ACKLINE_PIPELINES names another one, as a bundle that has moved on.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ackline.local.processes import end
+from ackline.tables.lease import ProcessIdentity
 from tests.airflow.project import CANARY, ROOT, Project, produce
 
 DAG_FILE = """from ackline.airflow.dags import all_dags
@@ -43,7 +46,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment that has the wheel, beside the packages of the lock."""
     folder = tmp_path_factory.mktemp("wheel")
     source, dist, env = folder / "source", folder / "dist", folder / "env"
-    shutil.copytree(ROOT / "include" / "ackline", source / "include" / "ackline")
+    shutil.copytree(ROOT / "include", source / "include", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -65,6 +68,35 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     install = [*pip, "--python", str(found), "install", *offline, "--ignore-installed", wheel]
     subprocess.run(install, check=True, cwd=folder)
     return found
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_demo_of_a_wheel_settles_its_first_run_outside_a_checkout(python: Path, tmp_path: Path) -> None:
+    """Its pipeline files and handlers are in the wheel. tests/e2e/test_demo.py runs the demo to its end."""
+    with subprocess.Popen(
+        [python, "-m", "ackline", "demo"], env=environment(python, {"TMPDIR": str(tmp_path)}), cwd=tmp_path,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    ) as demo:  # fmt: skip
+        assert demo.stdout is not None
+        leader = ProcessIdentity.of(demo.pid)
+        try:
+            printed = list(until(lambda line: "acked" in line, demo.stdout))
+            demo.send_signal(signal.SIGTERM)
+            printed += demo.stdout
+        finally:
+            end([leader] if leader else [], grace_seconds=60)
+    assert demo.returncode == 128 + signal.SIGTERM, "".join(printed)
+    assert "nothing is left running" in printed[-1]
+    assert not list(tmp_path.glob("ackline-demo-*"))
+
+
+def until(found: Callable[[str], bool], lines: Iterable[str]) -> Iterator[str]:
+    """Yields the lines up to the first one that is found."""
+    for line in lines:
+        yield line
+        if found(line):
+            return
 
 
 def environment(python: Path, more: Mapping[str, str]) -> dict[str, str]:

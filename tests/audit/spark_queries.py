@@ -8,6 +8,7 @@ import datetime
 import decimal
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -35,7 +36,8 @@ def main() -> None:
 
 
 def _answers(spark: SparkSession, root: str, queries: list[str]) -> list[list[Any]]:
-    create_views(spark, table_folders(root, " ".join(VIEWS)), TABLES, view_definitions())
+    outputs = {f"output_orders_{table.name}": str(table) for table in Path(root, "orders", "outputs").glob("*")}
+    create_views(spark, table_folders(root, " ".join(VIEWS)), TABLES, view_definitions(), outputs)
     for table in TABLES:
         spark.catalog.cacheTable(f"_{table}")
     answers: list[list[Any]] = []

@@ -6,8 +6,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 from typer.testing import CliRunner
 
 from ackline.actions.maintain import maintain
@@ -136,6 +138,57 @@ def test_the_command_prints_a_table_json_csv_or_a_file(
     file = tmp_path / "out.parquet"
     assert shown("--parquet", str(file)) == ""
     assert pq.read_table(file)["n"].to_pylist() == [13, 1, 1, 3]
+
+
+@pytest.fixture
+def output_file(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pipeline file with two output tables. That of the totals exists, partitioned by country, with two rows."""
+    folder = tmp_path / "pipelines"
+    folder.mkdir()
+    outputs = [{"from": "source", "table": "Totals"}, {"from": "source.more", "table": "more"}]
+    kafka = {"bootstrap_servers": "memory:1", "group_id": "g", "topics": ["orders"]}
+    file = {"name": "b-shop", "kafka": kafka, "handler": "tests.support.journal:handle", "dead_letter": "none"}
+    (folder / "shop.yaml").write_text(json.dumps({**file, "outputs": outputs}))
+    monkeypatch.setenv("ACKLINE_PIPELINES", str(folder))
+    monkeypatch.setenv("ACKLINE_AUDIT", root)
+    totals = pa.table({"n": [1, 2], "country": ["de", None], "_turn": [1, 1]})
+    write_deltalake(f"{root}/b-shop/outputs/Totals", totals, partition_by=["country"])
+    return folder / "shop.yaml"
+
+
+def sql(*arguments: str) -> Any:
+    done = CliRunner().invoke(app, ["sql", *arguments, "--json"])
+    return done.exception if done.exception else json.loads(done.stdout)
+
+
+def test_an_output_table_that_a_pipeline_file_names_is_a_view(output_file: Path) -> None:
+    assert sql("SELECT n, country FROM output_b_shop_totals ORDER BY n") == [
+        {"n": 1, "country": "de"}, {"n": 2, "country": None}
+    ]  # fmt: skip
+    assert sql("SELECT n FROM output_b_shop_totals WHERE country IS NULL") == [{"n": 2}]
+    assert sql("SELECT n FROM Output_B_Shop_Totals WHERE country = 'de'", "--pipeline", "b-shop") == [{"n": 1}]
+    assert isinstance(sql("SELECT n FROM output_b_shop_totals", "--pipeline", "other"), ConfigError)
+
+
+def test_without_a_query_each_view_is_listed_with_its_columns_or_why_it_can_not_be_read(output_file: Path) -> None:
+    listed = {row["view"]: row["columns"] for row in sql()}
+    assert set(listed) == {*VIEWS, "output_b_shop_totals", "output_b_shop_more"}
+    assert listed["output_b_shop_totals"] == "n, country"
+    assert listed["pending"].startswith("pipeline, lane, epoch, topic")
+    assert "there is no table at" in listed["output_b_shop_more"]
+
+
+def test_an_output_table_that_can_not_be_read_fails_only_the_query_that_names_it(root: str, output_file: Path) -> None:
+    assert sql("SELECT count(*) AS n FROM output_b_shop_totals") == [{"n": 2}]
+    assert "there is no table at" in str(sql("SELECT * FROM output_b_shop_more"))
+    hides_rows = {"delta.enableDeletionVectors": "true"}
+    write_deltalake(f"{root}/b-shop/outputs/more", pa.table({"n": [1]}), configuration=hides_rows)
+    assert "a feature of Delta that only newer readers have" in str(sql("SELECT * FROM output_b_shop_more"))
+    named_twice = json.loads(output_file.read_text())
+    named_twice["outputs"].append({"from": "source.third", "table": f"file://{root}/elsewhere/more"})
+    output_file.write_text(json.dumps(named_twice))
+    assert "is the view of several tables" in str(sql("SELECT * FROM output_b_shop_more"))
+    assert sql("SELECT count(*) AS n FROM output_b_shop_totals") == [{"n": 2}]
 
 
 def test_the_history_lists_turns_and_acts_newest_first(root: str, lane: LedgerStore) -> None:

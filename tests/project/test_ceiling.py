@@ -16,12 +16,12 @@ CEILINGS = {
     "pipeline": 3_316,
     "forms": 988,
     "kafka": 2_772,
-    "delta": 2_619,
+    "delta": 2_625,
     "tables": 2_356,
-    "audit": 1_081,
+    "audit": 1_143,
     "worker": 3_218,
     "trees": 4_361,
-    "spark": 2_788,
+    "spark": 2_796,
     "lane": 2_666,
     "outputs": 1_834,
     "in_flight": 485,
@@ -32,13 +32,13 @@ CEILINGS = {
     "backfill": 1_135,
     "airflow": 2_500,
     "ui": 2_475,
-    "local": 2_240,
-    "cli": 4_136,
+    "local": 2_262,
+    "cli": 4_168,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_012
-TESTS_CEILING = 66_649
+PACKAGE_CEILING = 54_142
+TESTS_CEILING = 66_740
 
 
 def lines(files: "list[Path]") -> int:

@@ -9,7 +9,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from ackline.audit.sql import sql_result, table_folders
 from ackline.errors import ConfigError
@@ -61,6 +63,7 @@ ALLOWED = [
     "SELECT DISTINCT x FROM outcomes, LATERAL explode(array(1, 2)) AS t(x) WHERE turn IN (SELECT turn FROM turns)",
     "SELECT transform(array(1, 2), x -> x + 1) AS y, row_number() OVER (ORDER BY 1) AS n UNION ALL SELECT NULL, 0",
     "VALUES (1), (2)",
+    "SELECT o.turn, t.n FROM output_orders_totals t JOIN outcomes o ON t._turn = o.turn",
 ]
 OF_VIEWS = [
     *("SELECT * FROM attempts", "SELECT * FROM outcomes", "SELECT * FROM records", "SELECT * FROM turns"),
@@ -85,6 +88,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     story, hard = (str(tmp_path_factory.mktemp(name) / "audit") for name in ("story", "hard"))
     begin_story(LedgerStore(story, "orders", "live"), others=False)
     begin_hard_story(LedgerStore(hard, "orders", "live"))
+    write_deltalake(f"{story}/orders/outputs/totals", pa.table({"n": [7], "_turn": [1]}))
     on_hard = [*OF_VIEWS, *QUESTIONS.values()]
     of_story, of_hard = _ask_spark((story, [*QUESTIONS.values(), *ALLOWED, *HOSTILE]), (hard, on_hard))
     allowed = of_story[len(QUESTIONS) :][: len(ALLOWED)]

@@ -1,4 +1,4 @@
-"""SQL over the tables of all pipelines and lanes, by DuckDB in this process.
+"""SQL over the tables of all pipelines and lanes, and over their output tables, by DuckDB in this process.
 
 DuckDB reads the files through Arrow datasets. So it has the login that `object_store` has resolved, and hands columns
 and filters down to the files. The query reads views alone: access to files and other hosts is off, and so is the change
@@ -7,16 +7,19 @@ of settings. Intermediate results above MEMORY go to a temporary folder.
 
 import contextlib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import TypeAlias
 
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from ackline.delta.reads import pruned_dataset
-from ackline.errors import ConfigError, FatalError
+from ackline.delta.handle import TableHandle
+from ackline.delta.reads import dataset_of, pruned_dataset
+from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.scrub import scrub_address
 from ackline.tables.audit_table import AuditTable
 from ackline.tables.layout import LaneFolder, all_lanes, lanes_of
@@ -40,6 +43,10 @@ CREATE MACRO unix_micros(time) AS epoch_us(time);
 """Functions of Spark that the views use, for DuckDB."""
 MEMORY = "1GB"
 _BATCH_ROWS = 10_000
+_READERS = 1
+"""The version of Delta's protocol for readers whose files hold all rows and columns as they are."""
+Outputs: TypeAlias = Mapping[str, Sequence[TableHandle]]
+"""The output tables by the name of their view: one table, or all those that have the name."""
 _USER_ERRORS = (
     duckdb.ProgrammingError,  # parser, binder, catalog
     duckdb.DataError,  # conversion, division
@@ -50,10 +57,12 @@ _USER_ERRORS = (
 
 
 @contextlib.contextmanager
-def sql_result(root: str, query: str, pipelines: Collection[str] = ()) -> Iterator[pa.RecordBatchReader]:
+def sql_result(
+    root: str, query: str, pipelines: Collection[str] = (), outputs: Outputs = MappingProxyType({})
+) -> Iterator[pa.RecordBatchReader]:
     """Runs one SELECT over the views, and gives its rows in batches. `pipelines` names those to read; none means all.
     Raises ConfigError for a query that is no single SELECT or that DuckDB refuses, and FatalError if the tables can't
-    be read."""
+    be read. Of `outputs` it opens those that the query names."""
     with (
         TemporaryDirectory(prefix="ackline-sql-") as spill,
         contextlib.closing(duckdb.connect(":memory:", config={"memory_limit": MEMORY})) as connection,
@@ -67,6 +76,8 @@ def sql_result(root: str, query: str, pipelines: Collection[str] = ()) -> Iterat
         for name, schema in TABLES.items():
             found = _dataset(root, name, pipelines) if name in needed else ds.dataset(schema.empty_table())
             connection.register(f"_{name}", found)
+        for name, table in named_outputs(query, outputs).items():
+            connection.register(name, _output_dataset(name, table))
         connection.execute(_SPARK_FUNCTIONS)
         connection.execute(view_definitions())
         # From here on the query cannot reach anything but the views.
@@ -100,10 +111,61 @@ def view_definitions() -> str:
     return resources.files("ackline.audit").joinpath("views.sql").read_text()
 
 
+def list_views(outputs: Outputs) -> pa.Table:
+    """Returns a row for each view, with its columns. If an output table can't be read, the error is in their place."""
+    with contextlib.closing(duckdb.connect(":memory:")) as connection:
+        for name, schema in TABLES.items():
+            connection.register(f"_{name}", schema.empty_table())
+        connection.execute(_SPARK_FUNCTIONS)
+        connection.execute(view_definitions())
+        columns = {view: ", ".join(connection.table(view).columns) for view in VIEWS}
+    for name in sorted(outputs):
+        try:
+            found = _output_dataset(name, _only(name, outputs[name])).schema.names
+            columns[name] = ", ".join(column for column in found if not column.startswith("_"))
+        except AcklineError as error:
+            columns[name] = str(error)
+    return pa.table({"view": list(columns), "columns": list(columns.values())})
+
+
+def named_outputs(query: str, outputs: Outputs) -> dict[str, TableHandle]:
+    """Returns the output tables that a query may read. Raises ConfigError for a name that several tables have."""
+    return {name: _only(name, tables) for name, tables in outputs.items() if _names(query, name)}
+
+
+def _only(name: str, tables: Sequence[TableHandle]) -> TableHandle:
+    if len(tables) > 1:
+        places = ", ".join(scrub_address(table.uri) for table in tables)
+        raise ConfigError(f"{name} is the view of several tables: {places}; choose by --pipeline", key="SQL")
+    return tables[0]
+
+
+def _output_dataset(view: str, table: TableHandle) -> ds.Dataset:
+    """Returns the files of an output table. Raises ConfigError if it does not exist or needs a newer reader."""
+    version = table.open()
+    if version is None:
+        raise ConfigError(
+            f"{view}: there is no table at {scrub_address(table.uri)} yet; the first run that acks a record with rows "
+            f"for it creates it",
+            key="SQL",
+        )
+    with table.errors():
+        if version.protocol().min_reader_version > _READERS:
+            raise ConfigError(
+                f"{view}: the table at {scrub_address(table.uri)} has a feature of Delta that only newer readers have; "
+                f"use --engine spark",
+                key="SQL",
+            )
+        return dataset_of(table, version)
+
+
 def _needed_tables(query: str) -> set[str]:
     """Returns the tables that a query may read. A view named in a text or comment counts too, and costs only time."""
-    named = {view for view in VIEWS if re.search(rf"\b{view}\b", query, re.IGNORECASE)}
-    return {table for view in named for table in VIEWS[view]}
+    return {table for view in VIEWS if _names(query, view) for table in VIEWS[view]}
+
+
+def _names(query: str, view: str) -> bool:
+    return re.search(rf"\b{view}\b", query, re.IGNORECASE) is not None
 
 
 def _lanes(root: str, pipelines: Collection[str]) -> list[LaneFolder]:

@@ -28,7 +28,7 @@ _SUMMARIES = {
     "explain": "Explain in a sentence what holds the floor of a partition, or what became of one offset.",
     "diff": "Compare the newest terminal outcomes of two lanes, over the offsets that both have settled.",
     "audit": "Show what happened to each record: the effective rows of the audit table.",
-    "sql": "Run one SELECT over the tables of all pipelines, read-only.",
+    "sql": "Run one SELECT over the tables and output tables of all pipelines, read-only.",
     "retry": "Make pending retries due now: the next run handles them. It counts as no attempt.",
     "skip": "Settle records without handling them: `skipped`. All below an offset, or single pending ones.",
     "reset": "Begin a new epoch at an offset: everything from there on is handled again, and nothing is pending.",

@@ -1,5 +1,6 @@
 """`ackline audit` and `ackline sql`: rows of the audit table, and one SELECT over the tables of all pipelines."""
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from ackline.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from ackline.audit.queries import AuditFilter
+    from ackline.outputs.output_table import OutputTable
 
 SHOWN = 50
 """Rows that are printed as a table without --limit."""
@@ -256,19 +258,23 @@ Engines = Annotated[Engine, typer.Option("--engine", help="What runs the query; 
 
 
 def sql(
-    query: Annotated[str, typer.Argument(help="One SELECT, in the SQL of the engine.", show_default=False)],
+    query: Annotated[
+        str | None,
+        typer.Argument(help="One SELECT, in the SQL of the engine. Without it, the views are listed.", metavar="[SQL]"),
+    ] = None,
     pipeline: Pipelines = None,
     engine: Engines = Engine.DUCKDB,
     as_json: options.Json = False,
     as_csv: Csv = False,
     parquet: Parquet = None,
 ) -> None:
-    """Run one SELECT over the tables of all pipelines, read-only.
+    """Run one SELECT over the tables and output tables of all pipelines, read-only.
 
     Views: `outcomes` (effective rows of the live lanes' newest epochs), `attempts` (all rows), `records` (one row a
-    record), `pending`, `plans`, `settlements`, `turns`, `runs`. docs/cookbook.md has twelve questions with their SQL.
+    record), `pending`, `plans`, `settlements`, `turns`, `runs`, and `output_PIPELINE_TABLE` for each output table that
+    a pipeline file names. `ackline sql` lists them with their columns. docs/cookbook.md has twelve questions.
 
-    Example: `ackline sql "SELECT error_class, count(*) FROM outcomes WHERE outcome = 'dead' GROUP BY ALL"`
+    Example: `ackline sql "SELECT error_class, count(*) AS dead FROM outcomes WHERE outcome = 'dead' GROUP BY ALL"`
     """
     check_formats(as_json, as_csv, parquet)
     with _result(engine, query, pipeline or []) as reader:
@@ -280,6 +286,9 @@ def sql(
         shown = [list(json_row(row).values()) for row in islice(rows, SHOWN_BY_SQL)]
         more = next(rows, None) is not None
     out = tables.console()
+    if query is None:
+        tables.print_lines(out, (f"{view}: {columns}" for view, columns in shown))
+        return
     tables.print_table(out, None, reader.schema.names, shown)
     if not shown:
         out.print("No rows.")
@@ -288,15 +297,20 @@ def sql(
 
 
 @contextmanager
-def _result(engine: Engine, query: str, pipelines: list[str]) -> Iterator[pa.RecordBatchReader]:
-    """Gives the rows of the query in batches. Spark runs on the master of a run, with the block `spark:` of
-    the pipeline if the command names one."""
-    from ackline.audit.sql import sql_result, table_folders, view_definitions
+def _result(engine: Engine, query: str | None, pipelines: list[str]) -> Iterator[pa.RecordBatchReader]:
+    """Gives the rows of the query in batches; without one, a row a view. Spark runs on the master of a run, with the
+    block `spark:` of the pipeline if the command names one."""
+    from ackline.audit.sql import list_views, named_outputs, sql_result, table_folders, view_definitions
     from ackline.pipeline.folder import audit_root
     from ackline.tables.schemas import TABLES
 
+    # Pipeline files are read only for a query that names an output table.
+    outputs = _outputs(pipelines) if query is None or "output_" in query.lower() else {}
+    if query is None:
+        yield list_views(outputs).to_reader()
+        return
     if engine is Engine.DUCKDB:
-        with sql_result(audit_root(), query, pipelines) as reader:
+        with sql_result(audit_root(), query, pipelines, outputs) as reader:
             yield reader
         return
     from ackline.spark.sql import create_views, open_sql_session, select
@@ -305,8 +319,26 @@ def _result(engine: Engine, query: str, pipelines: list[str]) -> Iterator[pa.Rec
     block = pipeline_named(pipelines[0]).spark if len(pipelines) == 1 else None
     options.notice_start_of_spark()
     spark = open_sql_session(block)
-    create_views(spark, folders, TABLES, view_definitions())
+    named = {view: table.uri for view, table in named_outputs(query, outputs).items()}
+    create_views(spark, folders, TABLES, view_definitions(), named)
     yield select(spark, query).to_reader()
+
+
+def _outputs(pipelines: list[str]) -> "dict[str, list[OutputTable]]":
+    """Returns the output tables that the pipeline files name, by their views, without opening one. A character that a
+    name in SQL can't have without quotes is an underscore in the name of the view."""
+    from ackline.ledger.turns import LIVE
+    from ackline.outputs.output_table import OutputTable, output_folder
+    from ackline.pipeline.folder import audit_root, lane_folder, load_folder, pipelines_folder
+
+    found: dict[str, dict[str, OutputTable]] = {}
+    for name, pipeline in load_folder(pipelines_folder()).pipelines.items():
+        for output in pipeline.outputs or () if not pipelines or name in pipelines else ():
+            if output.table is not None:
+                uri = output_folder(lane_folder(audit_root(), name, LIVE), output.table)
+                view = re.sub(r"\W", "_", f"output_{name}_{uri.rstrip('/').rpartition('/')[2]}").lower()
+                found.setdefault(view, {})[uri] = OutputTable(uri)
+    return {view: list(tables.values()) for view, tables in found.items()}
 
 
 COMMANDS = {"audit": audit, "sql": sql}

@@ -245,7 +245,7 @@ def demo(
 ) -> None:
     """Run two pipelines on a broker, Spark and Airflow of their own: 22,000 orders until all are settled, then proofs.
 
-    It runs the pipelines of a checkout of Ackline, and needs one.
+    It needs an Airflow beside the package: `pip install 'ackline[airflow]'`.
 
     Examples: `ackline demo`, `ackline demo --keep` and afterwards `ackline dev down`
     """

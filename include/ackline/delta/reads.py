@@ -47,13 +47,15 @@ def dataset_of(table: TableHandle, version: DeltaTable, bounded: Sequence[str] =
     format_ = ds.ParquetFileFormat(default_fragment_scan_options=SCAN_OPTIONS)
     schema = table_schema(table, version.schema())
     names = [name for bound in bounded for name in (f"min.{bound}", f"max.{bound}", f"null_count.{bound}")]
-    known = {"path", "partition.plan_date", *names}
+    partitions = version.metadata().partition_columns
+    known = {"path", *(f"partition.{name}" for name in partitions), *names}
     rows = files.select([name for name in files.column_names if name in known]).to_pylist() if files.num_rows else []
     filesystem = table.storage.filesystem
     # Do not pass the size that the log states: with it, Arrow does not ask S3 for the size of the object. If the object
     # is shorter, Arrow reads the missing end from what its buffer held before, so a cut file can read as a whole one.
     fragments = [
-        format_.make_fragment(row["path"], filesystem, partition_expression=_guarantee(row, bounded)) for row in rows
+        format_.make_fragment(row["path"], filesystem, partition_expression=_guarantee(row, partitions, bounded))
+        for row in rows
     ]
     return ds.FileSystemDataset(fragments, schema, format_, filesystem)
 
@@ -73,9 +75,13 @@ def at_version(table: TableHandle, version: int) -> DeltaTable:
         return DeltaTable(table.uri, version=version, storage_options=options_of(table.uri))
 
 
-def _guarantee(file: dict[str, Any], bounded: Sequence[str]) -> ds.Expression:
-    """Returns an expression that is true for every row of a file. Arrow skips the file if a filter contradicts it."""
-    holds = ds.field("plan_date") == file["partition.plan_date"]
+def _guarantee(file: dict[str, Any], partitions: Sequence[str], bounded: Sequence[str]) -> ds.Expression:
+    """Returns an expression that is true for every row of a file. Arrow skips the file if a filter contradicts it, and
+    takes the values of the partition columns from it."""
+    holds = ds.scalar(True)
+    for name in partitions:
+        value = file[f"partition.{name}"]
+        holds = holds & (ds.field(name).is_null() if value is None else ds.field(name) == value)
     for name in bounded:
         low, high = file.get(f"min.{name}"), file.get(f"max.{name}")
         # With nulls among the values, a bound would have Arrow drop these rows from `IS NULL`.

@@ -14,12 +14,15 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import distribution
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
+import ackline
 from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.local import demo_report as show
 from ackline.local import events as order_events
@@ -31,13 +34,20 @@ from ackline.local.demo_report import RunReader, prove_outputs
 from ackline.local.dev import PARTITIONS, stop_demo
 from ackline.local.events import shop_orders
 from ackline.local.processes import wait_until
-from ackline.pipeline.folder import find_pipeline, project_root
+from ackline.pipeline.folder import find_pipeline
 from ackline.pipeline.pipeline import Pipeline
 
 RECORDS, SHOP_RECORDS = 20_000, 2_000
 RUN_SECONDS = 300.0
 MAX_RUNS = 12
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_INSTALLED = "share/ackline/pipelines/orders.yaml"
+"""Where a wheel installs a pipeline file of the demo, by `data-files` in pyproject.toml. The handlers' folder is beside
+it."""
+_DAG_FILE = """from ackline.airflow.dags import all_dags
+
+globals().update(all_dags({folder!r}, __file__))
+"""
 
 
 class DemoInterrupted(BaseException):
@@ -96,12 +106,10 @@ def _cleaned_up() -> Iterator[ExitStack]:
 
 def _run(console: Console, keep: bool, cleanup: ExitStack) -> bool:
     started = time.monotonic()
-    root = project_root()
-    if not (root / "dags").is_dir():
-        raise ConfigError(
-            f"the demo runs the project's own dags/, and there are none in {root}: start it from a checkout"
-        )
-    orders, shop = (find_pipeline(root / "include" / "pipelines", name) for name in ("orders", "shop"))
+    if find_spec("airflow") is None:
+        raise ConfigError("the demo starts an Airflow, which is not installed: pip install 'ackline[airflow]'")
+    pipelines = _pipelines()
+    orders, shop = (find_pipeline(pipelines, name) for name in ("orders", "shop"))
     if keep:
         stop_demo()
         folder = demo_folder()
@@ -119,7 +127,7 @@ def _run(console: Console, keep: bool, cleanup: ExitStack) -> bool:
         cleanup.enter_context(broker)
     console.print(f"A broker is up at {broker.bootstrap}.")
     counts = _produce(console, broker, orders, order_events.orders(RECORDS))
-    airflow = _airflow(folder, root, broker, orders, keep)
+    airflow = _airflow(folder, pipelines, broker, orders, keep)
     with console.status("starting Airflow: scheduler, DAG processor, API server"):
         cleanup.enter_context(airflow)
     console.print(f"Airflow is up at {airflow.url} (login {USERNAME}, password {airflow.password}).\n")
@@ -130,7 +138,7 @@ def _run(console: Console, keep: bool, cleanup: ExitStack) -> bool:
     proved &= _run_shop(console, broker, airflow, RunReader(broker.bootstrap, reader.audit, shop))
     console.print(f"\n{time.monotonic() - started:.0f} s in all.")
     if keep:
-        console.print(show.kept(airflow.url, USERNAME, airflow.password, folder))
+        console.print(show.kept(airflow.url, USERNAME, airflow.password, folder, pipelines))
     return proved
 
 
@@ -169,16 +177,30 @@ def _topics(pipeline: Pipeline) -> tuple[str, str]:
     return topics[0], dead
 
 
-def _airflow(folder: Path, root: Path, broker: Broker, pipeline: Pipeline, keep: bool) -> LocalAirflow:
+def _pipelines() -> Path:
+    """Returns the folder of the demo's pipeline files: `include/pipelines` of a checkout, else where the wheel has
+    installed them. Raises ConfigError if there are none."""
+    include = Path(ackline.__file__).parents[1]
+    if include.name == "include":
+        return include / "pipelines"
+    for file in distribution("ackline").files or ():
+        if file.match(_INSTALLED):
+            return Path(file.locate()).resolve().parent
+    raise ConfigError(f"the demo's files are not installed: {_INSTALLED} is missing; install Ackline from its wheel")
+
+
+def _airflow(folder: Path, pipelines: Path, broker: Broker, pipeline: Pipeline, keep: bool) -> LocalAirflow:
     connection = {"conn_type": "kafka", "extra": {"bootstrap.servers": broker.bootstrap}}
+    dags = folder / "dags"
+    dags.mkdir()
+    (dags / "demo.py").write_text(_DAG_FILE.format(folder=str(pipelines)))
     return LocalAirflow(
         folder / "airflow",
-        dags_folder=root / "dags",
-        plugins_folder=root / "plugins",
+        dags_folder=dags,
         env={
             f"AIRFLOW_CONN_{(pipeline.kafka.connection or '').upper()}": json.dumps(connection),
             "ACKLINE_AUDIT": str(folder / "audit"),
-            "ACKLINE_PIPELINES": str(root / "include" / "pipelines"),
+            "ACKLINE_PIPELINES": str(pipelines),
         },
         detached=keep,
     )

@@ -208,14 +208,14 @@ def proved_outputs(counts: OrderCounts, rows: Mapping[str, int]) -> str:
     )
 
 
-def kept(url: str, username: str, password: str, folder: Path) -> str:
+def kept(url: str, username: str, password: str, folder: Path, pipelines: Path) -> str:
     """Returns the addresses, the login and the commands for a demo that is left running."""
     return (
         f"\nAll of it is left running.\n"
         f"  page      {url}\n"
         f"  login     {username} / {password}\n"
-        f"  look      ACKLINE_AUDIT={folder / 'audit'} ackline status orders\n"
-        f"  stop      make down"
+        f"  look      ACKLINE_AUDIT={folder / 'audit'} ACKLINE_PIPELINES={pipelines} ackline status orders\n"
+        f"  stop      ackline dev down"
     )
 
 

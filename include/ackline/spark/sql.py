@@ -8,6 +8,7 @@ other file.
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -59,11 +60,18 @@ def open_sql_session(block: SparkBlock | None = None) -> SparkSession:
 
 
 def create_views(
-    spark: SparkSession, tables: Mapping[str, Sequence[str]], schemas: Mapping[str, pa.Schema], views: str
+    spark: SparkSession,
+    tables: Mapping[str, Sequence[str]],
+    schemas: Mapping[str, pa.Schema],
+    views: str,
+    outputs: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Creates the views in the session. `tables` has the folders of each table in all lanes, `schemas` their columns,
-    and `views` the statements that create the views. Raises FatalError if a table can't be read."""
+    `views` the statements that create the views, and `outputs` the folder of each output table by the name of its view.
+    Raises FatalError if a table can't be read."""
     try:
+        for name, folder in outputs.items():
+            spark.read.format("delta").load(folder).createOrReplaceTempView(name)
         for name, folders in tables.items():
             _read(spark, folders, schemas[name]).createOrReplaceTempView(f"_{name}")
         for statement in _statements(views):
