@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
-from ackline.local.processes import end
+from ackline.local.processes import end, wait_until
 from ackline.tables.lease import ProcessIdentity
 from tests.airflow.project import CANARY, ROOT, Project, produce
 
@@ -72,31 +72,24 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_the_demo_of_a_wheel_settles_its_first_run_outside_a_checkout(python: Path, tmp_path: Path) -> None:
-    """Its pipeline files and handlers are in the wheel. tests/e2e/test_demo.py runs the demo to its end."""
+def test_the_demo_of_a_wheel_plans_its_first_turn_outside_a_checkout(python: Path, tmp_path: Path) -> None:
+    """Its pipeline files and handlers are in the wheel: plan, a task of Airflow, imports the handler before it stores
+    a turn. tests/e2e/test_demo.py runs the demo to its end."""
     with subprocess.Popen(
         [python, "-m", "ackline", "demo"], env=environment(python, {"TMPDIR": str(tmp_path)}), cwd=tmp_path,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     ) as demo:  # fmt: skip
-        assert demo.stdout is not None
         leader = ProcessIdentity.of(demo.pid)
         try:
-            printed = list(until(lambda line: "acked" in line, demo.stdout))
+            planned = "ackline-demo-*/audit/orders/plans/_delta_log/*.json"
+            assert wait_until(lambda: any(tmp_path.glob(planned)) or demo.poll() is not None, 400)
             demo.send_signal(signal.SIGTERM)
-            printed += demo.stdout
+            printed, _ = demo.communicate(timeout=100)
         finally:
             end([leader] if leader else [], grace_seconds=60)
-    assert demo.returncode == 128 + signal.SIGTERM, "".join(printed)
-    assert "nothing is left running" in printed[-1]
+    assert demo.returncode == 128 + signal.SIGTERM, printed
+    assert "nothing is left running" in printed
     assert not list(tmp_path.glob("ackline-demo-*"))
-
-
-def until(found: Callable[[str], bool], lines: Iterable[str]) -> Iterator[str]:
-    """Yields the lines up to the first one that is found."""
-    for line in lines:
-        yield line
-        if found(line):
-            return
 
 
 def environment(python: Path, more: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from ackline.local import broker
 from ackline.local.processes import wait_until
 from ackline.tables.lease import ProcessIdentity
 from tests.e2e.commands import ROOT, run_here, run_in_session
-from tests.e2e.documents import Block, blocks, section, write
+from tests.e2e.documents import blocks, section, write
 
 SECONDS = 560
 ACTIVATE = (
@@ -80,13 +80,22 @@ def test_a_shell_whose_time_is_up_leaves_no_process_behind(checkout: Checkout, m
     assert ProcessIdentity.of(int(file.read_text())) is None
 
 
-def steps() -> list[Block]:
-    """Returns the blocks up to the fifth step, without the output that two commands have."""
-    return [block for block in blocks(first_pipeline()) if block.language != "text"]
-
-
 def first_pipeline() -> str:
-    return section("README.md", "## A first pipeline of your own").partition("**6. Schedule it.**")[0]
+    return section("README.md", "## A first pipeline of your own").partition("**5. Intervene.**")[0]
+
+
+def follow(checkout: Checkout, text: str) -> list[str]:
+    """Writes the files of a document and executes its commands, each of which prints the output that the document
+    shows behind it. Returns what each block of commands printed."""
+    printed: list[str] = []
+    for block in blocks(text):
+        if block.language == "sh":
+            printed.append(checkout.shell(confirmed(block.text)))
+        elif block.language == "text":
+            assert stable(block.text) in stable(printed[-1])
+        else:
+            write(checkout.folder, block)
+    return printed
 
 
 def stable(output: str) -> str:
@@ -97,23 +106,15 @@ def stable(output: str) -> str:
 
 def confirmed(commands: str) -> str:
     """Returns the commands with `--yes` behind those that ask at a terminal, where a test has none."""
-    return re.sub(r"^(ackline (?:retry|pause|skip|reset) [^#\n]*)", r"\1 --yes ", commands, flags=re.MULTILINE)
+    return re.sub(r"^(ackline (?:retry|pause|resume|skip|reset) [^#\n]*)", r"\1 --yes ", commands, flags=re.MULTILINE)
 
 
 @pytest.mark.timeout(900)  # it starts Spark three times, with eight other commands
 @pytest.mark.slow
 @pytest.mark.real
 def test_the_first_pipeline_works_word_for_word_and_shows_skip_dead_and_retries(checkout: Checkout) -> None:
-    start, handler, pipeline, run, _ = steps()
-    assert [block.language for block in steps()] == ["sh", "python", "yaml", "sh", "sh"]
-    produced = checkout.shell(start.text)
+    produced, printed = follow(checkout, first_pipeline())
     assert "produced 1,000 records to orders" in produced
-    write(checkout.folder, handler)
-    write(checkout.folder, pipeline)
-    printed = checkout.shell(run.text)
-    for output in blocks(first_pipeline()):
-        if output.language == "text":
-            assert stable(output.text) in stable(printed)
     for text in ("flaky", "malformed"):
         assert text in produced
     rows = checkout.rows("audit", "first")
@@ -121,8 +122,9 @@ def test_the_first_pipeline_works_word_for_word_and_shows_skip_dead_and_retries(
     assert {("skipped", "Skip"), ("skipped", "Tombstone"), ("failed", "TimeoutError"), ("failed", "JSONDecodeError"),
             ("failed", "Dead"), ("acked", None)} <= words  # fmt: skip
     assert [row for row in rows if row["outcome"] == "acked" and row["attempt"] == 2], "a payment succeeds when retried"
-    # The story of one record, as the last comment tells it.
-    last = next(line for line in run.text.splitlines() if "--offsets" in line)
+    # The story of one record, as the comment of a command tells it.
+    commands = blocks(first_pipeline())[3].text.splitlines()
+    last = next(line for line in commands if "--offsets" in line)
     story = checkout.rows(*last.partition("#")[0].split()[1:])
     assert [row["outcome"] for row in story] == ["failed", "failed", "failed", "dead"]
     status = json.loads(checkout.shell("ackline status first --json"))
@@ -131,33 +133,28 @@ def test_the_first_pipeline_works_word_for_word_and_shows_skip_dead_and_retries(
 
 
 @pytest.mark.deep
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)  # it starts Spark six times
 @pytest.mark.real
-def test_each_operator_action_of_the_readme_works_word_for_word(checkout: Checkout) -> None:
-    start, handler, pipeline, _, intervene = steps()
-    checkout.shell(start.text)
-    write(checkout.folder, handler)
-    write(checkout.folder, pipeline)
-    assert "Stopped." in checkout.shell(confirmed(intervene.text))
+def test_the_tutorial_prints_what_it_shows_and_ends_with_a_pipeline_that_is_up_to_date(checkout: Checkout) -> None:
+    follow(checkout, first_pipeline())
+    *_, last, stopped = follow(checkout, (ROOT / "docs/tutorial.md").read_text())
+    assert "up to date" in last
+    assert "Stopped." in stopped
     actions = checkout.rows("history", "first", "--actions")["turns"]
-    assert [action["kind"] for action in actions] == ["reset", "skip", "skip", "pause", "retry"]
+    assert [action["kind"] for action in actions] == ["reset", "resume", "skip", "pause", "retry"]
 
 
 @pytest.mark.deep
+@pytest.mark.timeout(900)  # it starts Spark three times
 @pytest.mark.real
-def test_the_shop_has_the_total_of_each_acked_order_and_of_no_other(checkout: Checkout) -> None:
-    pipeline, handler, run, query = blocks(section("docs/steps.md", "## An example"))
+def test_the_shop_has_the_total_of_each_acked_order_and_in_the_end_each_order_is_acked(checkout: Checkout) -> None:
+    tutorial = (ROOT / "docs/steps.md").read_text()
+    pipeline, handler = blocks(tutorial)[:2]
     for shown in (pipeline, handler):
         assert shown.path is not None
         assert shown.text in (ROOT / shown.path).read_text()
-    checkout.shell(run.text)
-    write(checkout.folder, query)
-    table = checkout.shell("python totals.py")
-    cells = [[cell.strip() for cell in line.split("│")[1:-2]] for line in table.splitlines() if "│" in line]
-    assert [row for row in cells if row[0].startswith("s-")] == [
-        ["s-1", "2", "8210", "1", "acked"], ["s-2", "1", "5990", "2", "acked"]
-    ]  # fmt: skip
-    rows = checkout.rows("audit", "shop")
+    follow(checkout, tutorial.partition(handler.text)[2])
+    rows = checkout.rows("audit", "shop", "--lane", "live")
     assert Counter(row["outcome"] for row in rows) == {"acked": 2, "failed": 3, "dead": 1}
 
 

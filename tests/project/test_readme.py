@@ -12,6 +12,7 @@ from ackline.handler import Dead, Record, Skip
 from ackline.local.dev import PARTITIONS
 from ackline.local.events import OrderEvent, orders
 from ackline.pipeline.pipeline import Pipeline, load
+from tests.e2e.commands import ROOT
 from tests.e2e.documents import Block, blocks, section
 
 ATTEMPTS = 3
@@ -44,6 +45,10 @@ def outcome(handler: Any, event: OrderEvent, attempt: int) -> str:
     except Exception as error:
         return f"failed: {type(error).__name__}"
     return "acked"
+
+
+def test_the_readme_is_read_in_ten_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 2_000
 
 
 def test_the_data_show_skip_dead_and_retries_that_succeed_and_that_do_not(handler: Any, pipeline: Pipeline) -> None:

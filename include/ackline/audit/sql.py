@@ -77,7 +77,7 @@ def sql_result(
             found = _dataset(root, name, pipelines) if name in needed else ds.dataset(schema.empty_table())
             connection.register(f"_{name}", found)
         for name, table in named_outputs(query, outputs).items():
-            connection.register(name, _output_dataset(name, table))
+            connection.register(name, _output_dataset(table))
         connection.execute(_SPARK_FUNCTIONS)
         connection.execute(view_definitions())
         # From here on the query cannot reach anything but the views.
@@ -121,7 +121,7 @@ def list_views(outputs: Outputs) -> pa.Table:
         columns = {view: ", ".join(connection.table(view).columns) for view in VIEWS}
     for name in sorted(outputs):
         try:
-            found = _output_dataset(name, _only(name, outputs[name])).schema.names
+            found = _output_dataset(_only(name, outputs[name])).schema.names
             columns[name] = ", ".join(column for column in found if not column.startswith("_"))
         except AcklineError as error:
             columns[name] = str(error)
@@ -140,19 +140,19 @@ def _only(name: str, tables: Sequence[TableHandle]) -> TableHandle:
     return tables[0]
 
 
-def _output_dataset(view: str, table: TableHandle) -> ds.Dataset:
+def _output_dataset(table: TableHandle) -> ds.Dataset:
     """Returns the files of an output table. Raises ConfigError if it does not exist or needs a newer reader."""
     version = table.open()
     if version is None:
         raise ConfigError(
-            f"{view}: there is no table at {scrub_address(table.uri)} yet; the first run that acks a record with rows "
+            f"there is no table at {scrub_address(table.uri)} yet; the first run that acks a record with rows "
             f"for it creates it",
             key="SQL",
         )
     with table.errors():
         if version.protocol().min_reader_version > _READERS:
             raise ConfigError(
-                f"{view}: the table at {scrub_address(table.uri)} has a feature of Delta that only newer readers have; "
+                f"the table at {scrub_address(table.uri)} has a feature of Delta that only newer readers have; "
                 f"use --engine spark",
                 key="SQL",
             )
