@@ -6,4 +6,4 @@ This module exports what a handler needs. docs/architecture.md describes the oth
 from ackline.handler import Dead, Emit, Fail, Hold, InFlight, Record, Skip, Tuple, arrow_handler, column_handler
 
 __all__ = ["Dead", "Emit", "Fail", "Hold", "InFlight", "Record", "Skip", "Tuple", "arrow_handler", "column_handler"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
