@@ -1,4 +1,4 @@
-"""The README's first pipeline, word for word: its files are written and its commands executed as they are printed."""
+"""The README's first pipeline and the tutorials, word for word: their files are written and their commands executed."""
 
 import json
 import os

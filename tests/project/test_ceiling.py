@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 54_142
-TESTS_CEILING = 66_740
+TESTS_CEILING = 66_735
 
 
 def lines(files: "list[Path]") -> int:
