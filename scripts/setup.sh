@@ -64,6 +64,7 @@ if ! there locked "$lock" || ! there project "$project" || ! .venv/bin/python -c
     exec 9>.ackline/setup.lock
     ! command -v flock >/dev/null || flock 9 # two set-ups at once: the second finds the first one's work
     if ! there locked "$lock" || ! .venv/bin/python -c '' 2>/dev/null; then
+        [ ! -L .venv ] || need "a .venv of its own: this one is a link to that of another checkout, which set-up would empty"
         python_with sys >/dev/null ||
             need "Python 3.11 to 3.14: install it (Debian, Ubuntu: apt install python3 python3-venv)"
         python=$(python_with venv,ensurepip) ||
