@@ -37,7 +37,7 @@ GARBAGE = [
     '{"ledger": "l", "pipeline": "orders", "epoch": 0, "n": 1e400}',
     '{"ledger": "l", "pipeline": "orders", "epoch": 0, "n": ' + "9" * 5_000 + "}",
     fields(n="1"), fields(n=1.0), fields(n=True), fields(n=None), fields(epoch=-1), fields(ledger=5),
-    fields(pipeline=["orders"]), f"[{fields()}]", json.dumps(fields()),
+    fields(epoch=2**31), fields(epoch=0, n=2**63), fields(pipeline=["orders"]), f"[{fields()}]", json.dumps(fields()),
 ]  # fmt: skip
 
 

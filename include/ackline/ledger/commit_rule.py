@@ -56,8 +56,8 @@ class CommitMetadata(Stored):
     """What `stamp_of` returns for the settlement, or for the plan of a claim; "" in a commit of an earlier version."""
 
     def __post_init__(self) -> None:
-        if self.epoch < 0 or self.n < 0:
-            raise ValueError("no turn has a negative number")
+        if not (0 <= self.epoch < 2**31 and 0 <= self.n < 2**63):  # as the tables hold them
+            raise ValueError("no turn has such a number")
 
 
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
