@@ -121,6 +121,22 @@ def test_a_table_with_a_feature_that_an_output_can_not_write_is_refused_by_its_n
         OutputTable(str(tmp_path)).columns()
 
 
+@pytest.mark.parametrize(("column", "kind", "message"), [
+    ("_offset", pa.int32(), "other types .*: they need _offset BIGINT; name another"),
+    ("_anchors", pa.list_(pa.struct([("topic", pa.string())])), "other types .* need _anchors ARRAY<STRUCT<topic"),
+    ("_turn", None, r"ALTER TABLE delta\.`.*` ADD COLUMNS \(_turn BIGINT\)"),
+], ids=["number", "list", "missing"])  # fmt: skip
+def test_a_table_whose_row_columns_are_missing_or_of_other_types_is_refused_with_the_types_that_they_need(
+    column: str, kind: pa.DataType | None, message: str, tmp_path: Path
+) -> None:
+    """Rows of other types were stored, and then no reader could read the table."""
+    fields = {field.name: field.type for field in OF_ROW} | {column: kind}
+    schema = pa.schema([(name, type_) for name, type_ in fields.items() if type_ is not None])
+    DeltaTable.create(str(tmp_path), Schema.from_arrow(schema))
+    with pytest.raises(ConfigError, match=message):
+        OutputTable(str(tmp_path)).columns()
+
+
 @pytest.mark.parametrize("mode", ["name", "id"])
 def test_a_table_with_column_mapping_is_refused(mode: str, tmp_path: Path) -> None:
     """Its files have columns under other names: readers get null for rows that are written under the names of the

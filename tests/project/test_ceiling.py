@@ -23,7 +23,7 @@ CEILINGS = {
     "trees": 4_361,
     "spark": 2_796,
     "lane": 2_666,
-    "outputs": 1_834,
+    "outputs": 1_853,
     "in_flight": 485,
     "dead_letters": 229,
     "steps": 1_667,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_142
-TESTS_CEILING = 66_735
+PACKAGE_CEILING = 54_161
+TESTS_CEILING = 66_751
 
 
 def lines(files: "list[Path]") -> int:

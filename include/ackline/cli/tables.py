@@ -274,8 +274,8 @@ def short_time(at: datetime | None) -> str | None:
 
 STATUS_COLUMNS = ("partition", "log start", "log end", "committed", "floor", "complete to", "retry", "dead letter",
                   "in flight", "due", "next due", "lag", "seconds", "acked", "dead", "state")  # fmt: skip
-_STATUS_FIRST = ("partition", "floor", "lag", "state", "retry", "seconds", "dead letter", "log end", "committed", "acked",
-                 "dead", "next due", "due", "in flight", "complete to", "log start")  # fmt: skip
+_STATUS_FIRST = ("partition", "floor", "lag", "state", "retry", "seconds", "dead letter", "log end", "committed",
+                 "acked", "dead", "next due", "due", "in flight", "complete to", "log start")  # fmt: skip
 MOST_PARTITIONS = 20
 """How many partitions `ackline status` lists: the worst ones."""
 

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.delta.compaction import Compactor, Layout
@@ -116,6 +116,12 @@ OF_ROW = pa.schema(
     ]
 )
 """The columns that each output table has beside the emitted ones; `outputs.ROW_COLUMNS` of the pipeline names them."""
+_SQL_TYPES = {
+    "_topic": "STRING", "_partition": "INT", "_offset": "BIGINT", "_attempt": "INT", "_lane": "STRING", "_epoch": "INT",
+    "_turn": "BIGINT",
+    "_anchors": "ARRAY<STRUCT<topic: STRING, partition: INT, offset: BIGINT, attempt: INT, outcome: STRING>>",
+}  # fmt: skip
+"""The same columns in Spark SQL, for the user of a table that lacks one."""
 
 _ENTRIES_STAY = timedelta(days=30)
 """How long log entries stay that two checkpoints cover: Delta's own default, for the user's time travel."""
@@ -155,9 +161,22 @@ class OutputTable(FencedTable):
         fields = {field.name: field.type for field in schema}
         missing = [name for name in ROW_COLUMNS if name not in fields]
         if missing:
+            added = ", ".join(f"{name} {_SQL_TYPES[name]}" for name in missing)
             raise ConfigError(
                 f"the table at {scrub_address(self.uri)} has no column {', '.join(missing)}, which the rows of an "
-                f"output need; name a table that does not exist yet, or add them",
+                f"output need; name a table that does not exist yet, or add them in Spark SQL: ALTER TABLE "
+                f"delta.`{self.uri}` ADD COLUMNS ({added})",
+                key="outputs",
+            )
+        # Rows of another type would be stored all the same, and then no reader could read the table.
+        existing, needed = (
+            {f.name: f.type for f in each.fields} for each in (table.schema(), Schema.from_arrow(OF_ROW))
+        )
+        other = ", ".join(f"{name} {_SQL_TYPES[name]}" for name in ROW_COLUMNS if existing[name] != needed[name])
+        if other:
+            raise ConfigError(
+                f"the table at {scrub_address(self.uri)} has columns of other types than the rows of an output: they "
+                f"need {other}; name another table, or write this one anew with these types",
                 key="outputs",
             )
         columns: dict[str, str] = {}
