@@ -97,7 +97,7 @@ def test_the_actor_is_the_user_of_the_environment_or_else_of_the_system(monkeypa
         monkeypatch.delenv(name, raising=False)
     assert actor() == pwd.getpwuid(os.getuid()).pw_name
     monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
-    assert actor() == "unknown"
+    assert actor() == f"uid-{os.getuid()}"
     monkeypatch.setenv("USER", "ada")
     assert actor() == "ada"
 

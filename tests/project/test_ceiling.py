@@ -14,14 +14,14 @@ CEILINGS = {
     "the root": 1_154,
     "ledger": 3_678,
     "pipeline": 3_316,
-    "forms": 988,
+    "forms": 989,
     "kafka": 2_772,
     "delta": 2_625,
     "tables": 2_356,
     "audit": 1_143,
     "worker": 3_218,
     "trees": 4_361,
-    "spark": 2_796,
+    "spark": 2_815,
     "lane": 2_666,
     "outputs": 1_853,
     "in_flight": 485,
@@ -30,15 +30,15 @@ CEILINGS = {
     "actions": 1_941,
     "answers": 1_625,
     "backfill": 1_135,
-    "airflow": 2_500,
+    "airflow": 2_501,
     "ui": 2_475,
     "local": 2_262,
-    "cli": 4_168,
+    "cli": 4_179,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_161
-TESTS_CEILING = 66_751
+PACKAGE_CEILING = 54_193
+TESTS_CEILING = 66_784
 
 
 def lines(files: "list[Path]") -> int:

@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
+import pyspark
 import pytest
 from pyspark.sql.connect.client import DefaultChannelBuilder
 
+from ackline.cli.options import check_spark
 from ackline.errors import ConfigError
+from ackline.forms.connections import find_connection
 from ackline.pipeline.blocks import SparkBlock
-from ackline.spark.jars import PACKAGES, locked
+from ackline.spark.jars import PACKAGES, cache_folder, locked
 from ackline.spark.master import DEV_SERVER, MASTER, check_master, chosen_master, connect_server, is_local, shown
 from ackline.spark.session import session_settings
 from ackline.spark.settings import ENCRYPTION, REQUIRED_SETTINGS, build_archive
@@ -175,6 +178,36 @@ def test_an_address_that_names_no_master_is_refused_without_its_token(address: s
     with pytest.raises(ConfigError, match=MASTER) as refused:
         check_master(address, MASTER)
     assert "secret" not in f"{refused.value} {shown(address)}"
+
+
+def test_what_another_project_sets_for_its_spark_is_refused_or_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each let a run store a plan that nothing could handle. PYSPARK_DRIVER_PYTHON may be `jupyter`."""
+    from ackline.airflow.driver_hook import driver_environment
+
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "jupyter")
+    assert driver_environment()["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    check_spark()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="no Java"):
+        check_spark()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"SPARK_HOME=.* is no Spark .*: unset it"):
+        check_spark()
+    monkeypatch.setenv("SPARK_HOME", pyspark.__path__[0])
+    monkeypatch.setenv("ACKLINE_SPARK_MASTER", "sc://localhost")
+    check_spark()
+
+
+def test_a_user_without_a_home_folder_is_asked_for_the_folder_of_the_jars(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "ACKLINE_JARS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    with pytest.raises(ConfigError, match="no home folder for the JARs: set HOME, or ACKLINE_JARS"):
+        cache_folder()
+    monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "")
+    assert find_connection("nowhere", "kafka.connection") is None
 
 
 def test_the_variable_by_which_pyspark_chooses_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,5 +195,6 @@ def driver_environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(folders),
     }
     kept.setdefault("PYSPARK_PYTHON", sys.executable)
-    kept.setdefault("PYSPARK_DRIVER_PYTHON", kept["PYSPARK_PYTHON"])
+    # The driver is beside the task, so it has its Python. A variable of another project may name `jupyter`.
+    kept["PYSPARK_DRIVER_PYTHON"] = sys.executable
     return kept

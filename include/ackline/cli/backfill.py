@@ -39,7 +39,6 @@ from ackline.ledger.account import Account
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import Plan
-from ackline.spark.master import chosen_master
 from ackline.tables.layout import noted_stop
 
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for retries until every offset is settled.")]
@@ -141,7 +140,7 @@ def perform(session: Session, request: BackfillRequest) -> None:
 
     Raises ConfigError for arguments that are not those of the lane, and for a resume of a lane that has not begun.
     """
-    chosen_master()
+    options.check_spark()
     stored = _stored(session, request.lane) if request.has_id else None
     arguments = lane_arguments(session.name, request, stored)
     pipeline = backfill_pipeline(options.pipeline_named(session.name), arguments, request.max_rate)

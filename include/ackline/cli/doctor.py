@@ -1,5 +1,6 @@
 """`ackline doctor` checks each thing that a run needs, of one pipeline or, for a probe, of all of them."""
 
+import os
 import re
 import subprocess
 import sys
@@ -199,7 +200,8 @@ def _master() -> str:
     master = chosen_master()
     server = connect_server(master.url)
     if server is None:
-        return str(master)
+        more = [name for name in ("PYSPARK_SUBMIT_ARGS", "JAVA_TOOL_OPTIONS") if os.environ.get(name)]
+        return ", with the options of ".join([str(master), *filter(None, [" and ".join(more)])])
     from ackline.spark.connect import describe_server
 
     return f"{describe_server(server)} ({master.source})"

@@ -7,6 +7,7 @@ import getpass
 import inspect
 import keyword
 import logging
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -80,6 +81,16 @@ def is_confirmed_by_number(question: str, number: int, yes: bool, dry_run: bool)
         return is_confirmed(question, yes, dry_run)
     typed = typer.prompt(f"{question} Type the number of offsets to go on", default="", show_default=False, err=True)
     return str(typed).replace(",", "").strip() == str(number)
+
+
+def check_spark() -> None:
+    """Raises ConfigError for a master that is refused, and without Java or the JARs where Spark starts on this machine:
+    before a plan is stored that nothing can handle."""
+    if connect_server(chosen_master().url) is None:
+        from ackline.spark.jars import jar_settings, java
+
+        java()
+        jar_settings()
 
 
 def notice_start_of_spark() -> None:
@@ -223,11 +234,11 @@ def choice_of(topics: Sequence[str] | None, partitions: Sequence[int] | None) ->
 
 
 def actor() -> str:
-    """Returns the user who acts: that of the environment, or else the system's; `unknown` if neither has a name."""
+    """Returns the user who acts: that of the environment, or else the system's; `uid-N` if neither has a name."""
     try:
-        return getpass.getuser() or "unknown"
+        return getpass.getuser() or f"uid-{os.getuid()}"
     except (KeyError, OSError, ImportError):  # a container may run under a number that has no name
-        return "unknown"
+        return f"uid-{os.getuid()}"
 
 
 def pipeline_named(name: str) -> Pipeline:

@@ -10,7 +10,7 @@ from ackline.actions.objects import plan_object, run_object
 from ackline.cli import formats, tables
 from ackline.cli.account import account_lines, failure_lines
 from ackline.cli.notices import Verbosity, is_quiet, notice
-from ackline.cli.options import Json, Name, Now, opened, request_of, start_spark, with_fields
+from ackline.cli.options import Json, Name, Now, check_spark, opened, request_of, start_spark, with_fields
 from ackline.errors import ConfigError, counted
 from ackline.forms.form import EVERYTHING, RUN_FIELDS, RunRequest
 from ackline.lane.adapters import Adapters
@@ -20,7 +20,6 @@ from ackline.ledger.offsets import count
 from ackline.ledger.turns import LIVE, Plan
 from ackline.local.connection import uses_dev_broker
 from ackline.pipeline.pipeline import Pipeline
-from ackline.spark.master import chosen_master
 
 
 def note_dev_broker(pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
@@ -100,7 +99,7 @@ def run(
     from ackline.steps import run as runs
     from ackline.tables.layout import noted_stop
 
-    chosen_master()  # a master that is refused is refused before anything is planned
+    check_spark()
     with opened(name, now, no_breaker) as adapters, tables.progress(as_json or is_quiet()) as on_progress:
         note_dev_broker(adapters.pipeline, adapters.kafka)
         notice(f"settings in force: {effective_settings(adapters)}", Verbosity.VERBOSE)
@@ -132,7 +131,7 @@ def plan(values: Mapping[str, Any], name: Name, as_json: Json = False, now: Now 
     """
     from ackline.steps.plan import preview
 
-    chosen_master()
+    check_spark()
     with opened(name, now) as adapters:
         note_dev_broker(adapters.pipeline, adapters.kafka)
         adapters = replace(adapters, request=request_of(adapters, values))

@@ -98,7 +98,7 @@ def _of_profile() -> dict[str, str]:
     Raises ConfigError if the profile AWS_PROFILE has no access key."""
     name = os.environ.get("AWS_PROFILE")
     files = configparser.ConfigParser(interpolation=None)
-    home = Path("~/.aws").expanduser()
+    home = Path(os.path.expanduser("~/.aws"))  # a user may have no home folder: pathlib would raise
     credentials = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"
     try:
         files.read([os.environ.get("AWS_CONFIG_FILE") or home / "config", credentials])

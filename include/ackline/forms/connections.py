@@ -124,7 +124,8 @@ def _has_database() -> bool:
 
 
 def _airflow_home() -> Path:
-    return Path(os.path.expandvars(os.environ.get("AIRFLOW_HOME") or "~/airflow")).expanduser()
+    # Not by pathlib, which raises for a user without a home folder.
+    return Path(os.path.expanduser(os.path.expandvars(os.environ.get("AIRFLOW_HOME") or "~/airflow")))
 
 
 def _configured(setting: tuple[str, str]) -> str | None:
@@ -136,7 +137,7 @@ def _configured(setting: tuple[str, str]) -> str | None:
         if value := os.environ.get(variable + spelling):
             return value
     path = os.environ.get("AIRFLOW_CONFIG") or _airflow_home() / "airflow.cfg"
-    file = _file_of(str(Path(os.path.expandvars(path)).expanduser()))
+    file = _file_of(os.path.expanduser(os.path.expandvars(path)))
     values = (file.get((section, name + spelling)) for spelling in ("", "_cmd", "_secret"))
     return next(filter(None, values), None)
 

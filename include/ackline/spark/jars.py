@@ -84,10 +84,14 @@ def cache_folder() -> Path:
     Spark's settings can't name."""
     chosen = os.environ.get("ACKLINE_JARS")
     if chosen and chosen not in (PACKAGES, CLUSTER):
-        folder = Path(chosen).expanduser().absolute()
+        folder = Path(os.path.expanduser(chosen)).absolute()
     else:
         cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        base = cache if cache.is_absolute() else Path.home() / ".cache"
+        base = cache if cache.is_absolute() else Path(os.path.expanduser("~/.cache"))
+        if not base.is_absolute():
+            raise ConfigError(
+                "this user has no home folder for the JARs: set HOME, or ACKLINE_JARS to their folder", key="HOME"
+            )
         folder = base / "ackline" / f"jars-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]}"
     if "," in str(folder):
         raise ConfigError(

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -150,9 +151,9 @@ def chosen_master() -> Master:
     server of `ackline dev spark` where one runs, else `local[*]`.
 
     A task of Airflow sets the variable for its driver, so that neither of them looks for another one. Raises
-    ConfigError if SPARK_REMOTE is set, by which pyspark would choose a Spark Connect server of its own; if the
-    connection has no host, or deploy mode `cluster`; and if the executors are on other machines while ACKLINE_AUDIT is
-    not set. Raises TransientError if Airflow does not answer for the connection.
+    ConfigError if SPARK_REMOTE is set, by which pyspark would choose a Spark Connect server of its own, and as
+    `check_environment`; if the connection has no host, or deploy mode `cluster`; and if the executors are on other
+    machines while ACKLINE_AUDIT is not set. Raises TransientError if Airflow does not answer for the connection.
     """
     if os.environ.get("SPARK_REMOTE"):
         raise ConfigError(
@@ -160,6 +161,7 @@ def chosen_master() -> Master:
             f"{MASTER} or in the connection {SPARK_CONNECTION}",
             key="SPARK_REMOTE",
         )
+    check_environment()
     if named := os.environ.get(MASTER):
         return Master(check_master(named, MASTER), MASTER)
     connection = find_connection(SPARK_CONNECTION, SPARK_CONNECTION)
@@ -168,6 +170,16 @@ def chosen_master() -> Master:
     check_deploy_mode(connection.extra.get("deploy-mode"))
     source = f"the connection {SPARK_CONNECTION}"
     return Master(check_master(master_of(connection), source), source)
+
+
+def check_environment() -> None:
+    """Raises ConfigError for a variable of another project by which pyspark would start another Spark than its own."""
+    home, version = os.environ.get("SPARK_HOME"), metadata.version("pyspark")
+    if home and not any(Path(home, "jars").glob(f"spark-core_*-{version}.jar")):
+        raise ConfigError(
+            f"SPARK_HOME={home} is no Spark {version}, and pyspark would start it in place of its own: unset it",
+            key="SPARK_HOME",
+        )
 
 
 def check_deploy_mode(mode: object) -> None:

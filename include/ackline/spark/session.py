@@ -167,10 +167,13 @@ def open_session(
         from ackline.spark.connect import open_server_session  # its libraries take a second to load
 
         return open_server_session(server, block)
-    if block.python is not None and not is_local(master):
-        os.environ["PYSPARK_PYTHON"] = block.python
-    # Python workers use this interpreter. Without it they use the first `python3` on their PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Python workers use this interpreter, and without it the first `python3` on their PATH. On this machine they use
+    # that of this process, whatever a variable of another project names.
+    if is_local(master):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ["PYSPARK_PYTHON"] = block.python or os.environ["PYSPARK_PYTHON"]
     settings = session_settings(master, block, submitted="PYSPARK_GATEWAY_PORT" in os.environ) | dict(more or {})
     try:
         starts_jvm = SparkContext._gateway is None
