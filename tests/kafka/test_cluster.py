@@ -25,7 +25,8 @@ from tests.kafka.kafka_log import aborted, config, delete_before, fill, producer
 
 
 def test_the_internal_topics_of_kafka_match_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    topics = ["orders", "__consumer_offsets", "__transaction_state", "__share_group_state", "__orders"]
+    topics = ["orders", "__orders", *(f"__{of}" for of in ("consumer_offsets", "transaction_state"))]
+    topics += ["__share_group_state", "__remote_log_metadata"]
     listed = SimpleNamespace(topics=dict.fromkeys(topics))
     cluster = Cluster(client_config({"bootstrap.servers": "127.0.0.1:1"}), "read_committed")
     monkeypatch.setattr(cluster, "_admin", SimpleNamespace(list_topics=lambda timeout: listed))

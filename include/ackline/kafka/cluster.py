@@ -62,7 +62,7 @@ TIMEOUT = 30.0
 LEADER_TIMEOUT = 20.0
 """Seconds for which leaders may be moving before that is an error. The controller misses a dead broker after 9 s."""
 
-_INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+_INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__remote_log_metadata"})
 """Kafka's own topics. Their records are for brokers to read."""
 _DENIED = "TOPIC_AUTHORIZATION_FAILED"
 _RETRY_SECONDS = 0.2
