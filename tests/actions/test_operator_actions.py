@@ -152,6 +152,8 @@ def test_i4_a_skip_of_pending_records_settles_these_and_moves_nothing_else() -> 
     assert (lane.ranges(Outcome.SKIPPED), lane.pending(), lane.floor(), lane.committed()) == (
         [(1, 3)], [(4, 5)], 4, 4)  # fmt: skip
     assert (lane.state().complete_to, dict(lane.settled().counts)) == (5, {"skipped": 2})
+    with pytest.raises(ConfigError, match="no record that was selected is pending"):
+        request(lane, TurnKind.SKIP, offsets=OffsetRange(4, 4))  # an empty range selects nothing
     request(lane, TurnKind.SKIP, error_class="ValueError")
     assert (lane.pending(), lane.floor()) == ([], 5)
     with pytest.raises(ConfigError, match="no record that was selected is pending"):

@@ -15,7 +15,7 @@ from ackline.forms.arguments import BackfillArguments, PartitionChoice
 from ackline.ledger.turns import TurnKind
 from ackline.pipeline.pipeline import Pipeline
 from ackline.steps import replay
-from tests.support.memory import BEFORE, GroupCommit
+from tests.support.memory import BEFORE, READ, GroupCommit
 from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import (
     AT_LEAST_ONCE,
@@ -107,6 +107,15 @@ def test_a_cancellation_closes_an_open_turn(guarantee: str) -> None:
     assert lane.cancel().outcomes == {"skipped": 2}
     kinds = [s.kind for turn, s in live.world.tables.settlements.items() if turn.lane == lane.lane]
     assert kinds == [TurnKind.GENESIS, TurnKind.VOID, TurnKind.SKIP]
+
+
+def test_of_two_cancellations_at_once_the_later_one_finds_the_lane_settled() -> None:
+    live = settled_lane(OK, OK)
+    lane = MemoryBackfill(live, "b", "orders")
+    lane.begin()
+    plan_backfill(lane.adapters())
+    live.strike("outcomes", lane.cancel, READ)
+    assert lane.cancel().outcomes == {"skipped": 2}
 
 
 def test_a_cancellation_settles_a_turn_whose_outcomes_are_stored() -> None:
