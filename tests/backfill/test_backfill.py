@@ -127,6 +127,13 @@ def test_a_cancellation_settles_a_turn_whose_outcomes_are_stored() -> None:
     assert lane.cancel().outcomes == {"acked": 2, "skipped": 1}
 
 
+def test_a_run_goes_on_after_a_turn_that_has_read_gaps_alone() -> None:
+    live = settled_lane(OK, OK, max_records_per_run=2)
+    live.log().add_gap(4)
+    live.produce(OK)
+    assert MemoryBackfill(live, "b", "orders").run().outcomes == {"acked": 3}
+
+
 def test_a_retry_that_an_operator_makes_due_is_made_by_the_next_run_of_the_lane() -> None:
     live = settled_lane(OK, FAILS_ONCE, retry=MINUTE)
     lane = MemoryBackfill(live, "b", "orders")
