@@ -136,6 +136,7 @@ def test_the_attempts_at_a_record_are_its_first_and_its_last_one_of_turns_that_c
     assert {key: (attempts.number, attempts.first_at <= attempts.last_at) for key, attempts in found.items()} == {
         (TP, 16): (2, True), (TP, 15): (1, True),
     }  # fmt: skip
+    assert attempts_at(lane, 0, {TP: [16]}, Outcome.FAILED).keys() == {(TP, 16)}
     assert attempts_at(lane, 0, {}, Outcome.FAILED) == attempts_at(lane, 1, {TP: [16]}, Outcome.FAILED) == {}
 
 
