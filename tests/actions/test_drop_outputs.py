@@ -10,7 +10,10 @@ import pytest
 from deltalake import DeltaTable
 
 from ackline.actions import void
+from ackline.actions.form import ACTIONS
+from ackline.actions.perform import entered_action
 from ackline.errors import ConfigError, FatalError
+from ackline.forms.form import Entered
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.published import OutputsOfTurn, TableOfTurn
 from ackline.outputs.given_up import unpublished_turn
@@ -58,6 +61,20 @@ def test_what_can_be_published_is_published_and_the_rest_is_named(tmp_path: Path
     publish_settled(adapters, newest)
     with pytest.raises(ConfigError, match="nothing to give up"):
         unpublished_turn(adapters, [away])
+
+
+def test_void_with_give_up_shows_the_rows_and_then_gives_up_those_of_the_turn_that_was_shown(tmp_path: Path) -> None:
+    lane = lane_with_rows(tmp_path, Outcome.ACKED)
+    outputs = OutputsOfTurn.decode(lane.store.settlements[lane.turn])
+    away = f"file://{tmp_path}/shop/.staging/live-0-1/0-b0.parquet/away"
+    lane.store.settlements[lane.turn] = beside(outputs, away)
+    adapters, newest = adapters_of(lane)
+    entered = Entered({"give_up": [away], "reason": "the bucket is gone"}, by_option=True)
+    action = entered_action(ACTIONS["void"], "shop", entered, NOW)
+    assert f"{away}: at most 5 rows" in action.preview(adapters).text
+    assert not list(tmp_path.rglob("*-dropped.json"))
+    assert f"{away}: at most 5 rows are lost" in action.perform(adapters, as_shown=True).text
+    publish_settled(adapters, newest)
 
 
 def test_nothing_is_given_up_of_another_turn_than_the_confirmed_one(tmp_path: Path) -> None:
