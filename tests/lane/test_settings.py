@@ -110,3 +110,8 @@ def test_settings_in_force_are_all_of_them_on_one_line_and_properties_by_name_on
         "kafka.connection.properties=bootstrap.servers,sasl.password,ssl.key.pem", "streams.0.name=paid",
     ):  # fmt: skip
         assert setting in settings, line
+
+
+def test_i13_the_adapters_as_text_hold_neither_the_secret_of_key_hashes_nor_a_key_of_tokens() -> None:
+    adapters = MemoryLane(OK).adapters(key_hash_secret=b"hunter2", token_keys=(b"hunter2",))
+    assert "hunter2" not in repr(adapters)
