@@ -116,6 +116,7 @@ def test_of_two_cancellations_at_once_the_later_one_finds_the_lane_settled() -> 
     plan_backfill(lane.adapters())
     live.strike("outcomes", lane.cancel, READ)
     assert lane.cancel().outcomes == {"skipped": 2}
+    assert not any(settled.paused for settled in lane.newest().partitions.values())
 
 
 def test_a_cancellation_settles_a_turn_whose_outcomes_are_stored() -> None:

@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 54_193
-TESTS_CEILING = 66_826
+TESTS_CEILING = 66_827
 
 
 def lines(files: "list[Path]") -> int:
