@@ -210,9 +210,9 @@ def _by_outcome(
         raise ConfigError(f"--of {arguments.of}: {adapters.pipeline.name} has no such lane yet", key="--of")
     wanted = OutcomeFilter(arguments.outcome, arguments.error_class, arguments.run, arguments.code)
     if wanted.code is not None and not store.turns_of_code(wanted.code):
-        history = f"ackline history {adapters.pipeline.name} --lane {arguments.of}"
         raise ConfigError(
-            f"--code {wanted.code[:200]}: no turn of {arguments.of} ran it; `{history}` shows the code of each turn",
+            f"--code {wanted.code[:200]}: no turn of {arguments.of} ran it; `ackline history {adapters.pipeline.name}` "
+            f"shows the code of each turn",
             key="--code",
         )
     epochs: dict[TopicPartition, dict[int, tuple[Ranges, Ranges]]] = {}
