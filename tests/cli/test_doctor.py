@@ -52,12 +52,13 @@ def test_a_dead_letter_topic_that_does_not_exist_is_named_once_with_what_to_do(
 ) -> None:
     lane.create("orders.dead")
     found = details(ackline, lane, dead_letter={"topic": "orders.ded"})
-    assert found["topic orders.ded"] == (False, "see lane lane")
+    assert not found["topic orders.ded"][0]
     assert (
         "the dead-letter topic orders.ded of pipeline lane does not exist at memory; did you mean orders.dead? Correct "
         "its name, create it with `kafka-topics.sh --bootstrap-server memory --create --topic orders.ded`, or write "
         "`dead_letter: none`."
-    ) in found["lane lane"][1]
+    ) in found["topic orders.ded"][1] + "."
+    assert "lane lane" not in found, "a lane that has not begun stands still for nothing"
 
 
 def test_a_pipeline_without_a_breaker_is_a_warning(ackline: MemoryCommand, lane: MemoryLane) -> None:

@@ -21,7 +21,7 @@ CEILINGS = {
     "audit": 1_143,
     "worker": 3_218,
     "trees": 4_361,
-    "spark": 2_815,
+    "spark": 2_816,
     "lane": 2_666,
     "outputs": 1_853,
     "in_flight": 485,
@@ -30,15 +30,15 @@ CEILINGS = {
     "actions": 1_941,
     "answers": 1_625,
     "backfill": 1_135,
-    "airflow": 2_501,
+    "airflow": 2_502,
     "ui": 2_475,
     "local": 2_262,
-    "cli": 4_179,
+    "cli": 4_184,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_193
-TESTS_CEILING = 66_827
+PACKAGE_CEILING = 54_200
+TESTS_CEILING = 66_828
 
 
 def lines(files: "list[Path]") -> int:

@@ -126,7 +126,7 @@ def test_an_archive_that_cannot_be_made_is_a_sentence_and_no_part_of_it_stays(
         raise subprocess.CalledProcessError(1, ["python", "-c", jvm.LOAD_CLASSES], stderr=b"Traceback\nno space left\n")
 
     monkeypatch.setattr(jvm, "_dump", dump)
-    said = r"so each start of Spark takes longer: Spark ended with status 1 \(no space left\)$"
+    said = r"so each start of Spark takes longer: Spark ended with status 1 \(no space left\)\. Nothing"
     with pytest.raises(TransientError, match=said):
         jvm.make_archive()
     assert jvm.archive() is None

@@ -26,7 +26,7 @@ ALL_PARTITIONS = Field(
     help="Move several partitions to the same offset.",
 )  # fmt: skip
 OFFSETS = Field(
-    name="offsets", option="--offsets", title="Offsets", help="Only offsets A:B, B exclusive, or the single offset A.",
+    name="offsets", option="--offsets", title="Offsets", help="Only offsets A:B or A-B, without B, or a single A.",
     pattern="^[0-9]{0,19}[:-]?[0-9]{0,19}$",
 )  # fmt: skip
 GONE = Field(

@@ -37,6 +37,7 @@ from ackline.airflow.operators import (
 )
 from ackline.backfill.form import (
     ALL,
+    CODE,
     CONFIRM,
     CONFIRM_OFFSETS,
     DEAD_LETTER,
@@ -100,7 +101,7 @@ def backfill_params(pipeline: Pipeline) -> dict[str, Param]:
         },
     }
     sections = {
-        "Which records: all, by time, by outcome": (ALL, FROM, TO, OUTCOME, ERROR_CLASS, RUN, OF),
+        "Which records: all, by time, by outcome": (ALL, FROM, TO, OUTCOME, ERROR_CLASS, RUN, CODE, OF),
         "How: limits, handler, dead letters, an earlier backfill": (
             CONFIRM_OFFSETS,
             ID,

@@ -210,7 +210,8 @@ def _master() -> str:
 def _standstills(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
     """Yields what the live lane stands still for, and each lane of a backfill that is not settled."""
     name, reads_broker = adapters.pipeline.name, away is None
-    if (found := standstill_of(adapters, reads_broker)) is not None:
+    # A lane that has not begun stands still for nothing: what its first run would stop with, the other checks name.
+    if adapters.store.newest() is not None and (found := standstill_of(adapters, reads_broker)) is not None:
         yield Check(f"lane {name}", False, found.line)
     # What keeps the backfills from being read stops the live lane too, or is an error of a later check.
     with suppress(AcklineError):

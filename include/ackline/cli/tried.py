@@ -13,7 +13,7 @@ from ackline.answers.dead import text_of
 from ackline.cli import formats, interrupts
 from ackline.cli.dead import is_terminal, printable, record_of
 from ackline.cli.options import ErrorClass, Json, Name, Now, opened, pipeline_named, refused
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, did_you_mean
 from ackline.forms.arguments import parse_offset
 from ackline.lane.adapters import Adapters
 
@@ -119,6 +119,10 @@ def _named(adapters: Adapters, given: Sequence[str]) -> "Wanted":
         raise ConfigError(EXAMPLE, key="RECORD")
     named = [record_of([*given[:2], offset], EXAMPLE) for offset in given[2:]]
     tp = named[0][0]
+    if not adapters.is_subscribed(tp):
+        names = adapters.pipeline.kafka.named_topics or ()
+        advice = did_you_mean(tp.topic, names) or "; `ackline status` lists those that it reads"
+        raise ConfigError(f"{adapters.pipeline.name} does not read {tp}{advice}", key="RECORD")
     return {tp: attempts_of(adapters, tp, {offset for _, offset in named})}
 
 

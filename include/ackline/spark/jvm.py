@@ -106,7 +106,8 @@ def make_archive() -> bool:
                 old.unlink()
     except (OSError, subprocess.SubprocessError, TimeoutError) as error:
         raise TransientError(
-            f"no archive of Spark's classes, so each start of Spark takes longer: {_reason(error)}"
+            f"no archive of Spark's classes, so each start of Spark takes longer: {_reason(error)}. Nothing is broken; "
+            f"`python -m ackline.spark.jvm` tries again"
         ) from None
     return True
 
