@@ -54,7 +54,9 @@ def test_s71_the_id_alone_resumes_and_other_arguments_are_refused(lane: MemoryLa
     assert ackline("backfill", "lane", "--id", "b", "--json").error["key"] == "--yes"
     lane.world.now += timedelta(hours=1)
     assert ackline("backfill", "lane", "--id", "b", "--yes", "--json").json["settled"]
-    assert ackline("backfill", "lane", "orders:0:0-2", "--id", "b", "--json").json["settled"]
+    again = ackline("backfill", "lane", "orders:0:0-2", "--id", "b", "--json")
+    assert again.json["settled"]
+    assert "backfill b is settled since 20" in again.errors, "nothing was handled now"
 
 
 def test_each_turn_is_stored_with_the_reason_of_the_run_that_planned_it(

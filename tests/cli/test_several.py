@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,27 @@ def test_a_tag_or_a_handler_chooses_pipelines(
     assert {lanes[name].newest().reason for name in chosen} == {"bad deploy"}
     body = ackline("resume", *option, "--yes", "--json").json
     assert ({one["pipeline"] for one in body["pipelines"]}, body["failed"]) == (chosen, [])
+    assert paused(lanes) == set()
+
+
+def test_a_resume_of_several_leaves_alone_what_was_paused_before_for_another_reason(
+    lanes: dict[str, MemoryLane], ackline: MemoryCommand
+) -> None:
+    """A pause for the weekend outlives an incident, though the incident's pause names the same pipelines."""
+    ackline("pause", "payments", "--reason", "weekend", "--yes")
+    for lane in lanes.values():
+        lane.world.now += timedelta(minutes=1)
+    both = ackline("pause", "--tag", "shop", "--reason", "bad deploy", "--yes")
+    assert "payments: 0 partitions paused, 2 paused already" in both.output
+    assert lanes["payments"].newest().reason == "weekend"
+    texts = ("2 partitions would be resumed", "2 partitions resumed", "0 partitions resumed, 2 resumed already")
+    for option, text in zip(("--dry-run", "--yes", "--yes"), texts, strict=True):
+        done = ackline("resume", "--tag", "shop", option)
+        assert f"orders: {text}\n" in done.output
+        assert "payments: left paused, since" in done.output
+        assert "by ada: weekend; `ackline resume payments` resumes it" in done.output
+    assert paused(lanes) == {"payments"}
+    assert ackline("resume", "payments", "--yes").status == 0
     assert paused(lanes) == set()
 
 

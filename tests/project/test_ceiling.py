@@ -12,33 +12,33 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_154,
-    "ledger": 3_678,
+    "ledger": 3_690,
     "pipeline": 3_316,
     "forms": 989,
     "kafka": 2_772,
     "delta": 2_625,
-    "tables": 2_356,
+    "tables": 2_364,
     "audit": 1_143,
     "worker": 3_218,
     "trees": 4_361,
     "spark": 2_816,
-    "lane": 2_666,
+    "lane": 2_672,
     "outputs": 1_853,
     "in_flight": 485,
     "dead_letters": 229,
     "steps": 1_667,
-    "actions": 1_941,
-    "answers": 1_625,
+    "actions": 1_945,
+    "answers": 1_629,
     "backfill": 1_135,
     "airflow": 2_502,
     "ui": 2_475,
     "local": 2_262,
-    "cli": 4_184,
+    "cli": 4_231,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_200
-TESTS_CEILING = 66_828
+PACKAGE_CEILING = 54_281
+TESTS_CEILING = 66_859
 
 
 def lines(files: "list[Path]") -> int:

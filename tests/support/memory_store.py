@@ -19,6 +19,7 @@ from ackline.ledger.turns import (
     Marker,
     MarkerKind,
     OperatorLoss,
+    PauseAct,
     Plan,
     Settlement,
     TurnId,
@@ -67,6 +68,12 @@ class MemoryStore(LedgerStore):
             self._hook("settlement", READ)
             return Settlement(turn, TurnKind.GENESIS, "", datetime.min.replace(tzinfo=UTC), {})
         return cast(Settlement, self._stored(self.world.tables.settlements, turn, "settlement"))
+
+    def last_pause(self) -> PauseAct | None:
+        stored = self.world.tables.settlements.items()
+        of_lane = (each for turn, each in stored if turn[:2] == (self.pipeline, self.lane))
+        last = max((each for each in of_lane if each.kind is TurnKind.PAUSE), key=lambda each: each.turn, default=None)
+        return last and PauseAct(last.settled_at, last.actor, last.reason)
 
     def stamps(self, turn: TurnId) -> set[str]:
         self._hook("stamps", READ)

@@ -299,5 +299,9 @@ def _pending_targets(request: ActionRequest, newest: Settlement, name: str) -> d
             targets[tp] = runs
     if not targets:
         what = "no retry" if request.kind is TurnKind.RETRY else "no record"
-        raise ConfigError(f"{name}: {what} that was selected is pending, so there is nothing to {request.kind}")
+        dead = f". What is dead is handed out again by `ackline dead {name} --redrive`"
+        raise ConfigError(
+            f"{name}: {what} that was selected is pending, so there is nothing to {request.kind}"
+            f"{dead if request.kind is TurnKind.RETRY else ''}"
+        )
     return targets

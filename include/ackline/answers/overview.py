@@ -51,7 +51,8 @@ def summary_of(
     if missing:
         state, problem = State.STUCK, f"{missing[0]} does not exist"
     if standing is not None:
-        problem = standing.sentence
+        # An operator has paused what fails, too: both are said.
+        problem = f"{problem}; {standing.sentence}" if problem and standing.is_pause else standing.sentence
         state = worst_state((state, State.STUCK)) if standing.stops_runs else state
     if unreachable is not None:
         stood = [standing.sentence] if standing is not None else []

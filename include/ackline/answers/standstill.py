@@ -186,5 +186,8 @@ def _keeps_back(
     if not paused or (open_plan is not None and len(paused) == len(lane)):
         return None
     verb, them = ("is", "it") if len(paused) == 1 else ("are", "them")
-    some = f"{listed(map(str, paused))} {verb} paused, so a run reads nothing of {them}"
-    return paused_partitions(newest.turn, some if len(paused) < len(lane) else None)
+    since = f" {act}" if (act := adapters.store.last_pause()) is not None else ""
+    if len(paused) == len(lane):
+        return paused_partitions(newest.turn, since)
+    some = f"{listed(map(str, paused))} {verb} paused{since}, so a run reads nothing of {them}"
+    return paused_partitions(newest.turn, since, some)

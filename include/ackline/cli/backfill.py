@@ -159,6 +159,12 @@ def _may_run(adapters: Adapters, session: Session, prepared: PreparedBackfill, a
     """Shows what the backfill would do, and begins it once that is confirmed. Returns whether it is to run."""
     choice, backfill_id = prepared.choice, prepared.request.id
     if choice is None and prepared.account.settled and not session.dry_run:
+        newest = adapters.store.newest()
+        since = f" since {newest.settled_at:%Y-%m-%d %H:%M:%S} UTC" if newest is not None else ""
+        _note(
+            f"backfill {backfill_id} is settled{since}, so nothing is handled now. To handle its offsets again, give "
+            f"another --id"
+        )
         return True  # nothing is left to confirm: the run finds nothing to read, and prints the account
     options.show_preview(prepared.text, *session.modes)
     question = f"{'Go on with' if choice is None else 'Begin'} backfill {backfill_id}?"

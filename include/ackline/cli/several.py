@@ -5,6 +5,7 @@ A pipeline that fails is named, and the others go on. The dry run, the question 
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -12,13 +13,14 @@ from typing import Annotated, Any
 import typer
 
 from ackline.actions.form import Action
-from ackline.actions.perform import OperatorAction, entered_action
+from ackline.actions.perform import OperatorAction, Report, entered_action
 from ackline.actions.report import ActionObject
 from ackline.cli import formats
 from ackline.cli.options import is_confirmed, opened, show_preview, time_of
 from ackline.errors import AcklineError, ConfigError, counted, did_you_mean
 from ackline.forms.form import Entered
 from ackline.lane.adapters import Adapters
+from ackline.ledger.turns import PauseAct
 from ackline.pipeline.folder import check_folder, load_folder, make_handlers_importable, pipelines_folder
 from ackline.pipeline.pipeline import Pipeline
 
@@ -83,34 +85,45 @@ def act_on_several(
     pipelines, failed = chosen_pipelines(choice)
     make_handlers_importable()
     at = time_of(now) or datetime.now(UTC)
-    requested = {name: entered_action(action, name, Entered(values, True), at) for name in pipelines}
+    left = _left_paused(pipelines, now) if action.name == "resume" else {}
+    entered = Entered(values, True)
+    requested = {name: entered_action(action, name, entered, at) for name in pipelines if name not in left}
 
-    def on_each(work: Callable[[OperatorAction, Adapters], Any]) -> dict[str, ActionObject]:
+    def on_each(work: Callable[[OperatorAction, Adapters], ActionObject]) -> dict[str, ActionObject]:
         bodies = {}
         for name in [name for name in requested if name not in failed]:
             try:
                 with opened(name, now, handler=False, pipeline=pipelines[name]) as adapters:
-                    bodies[name] = work(requested[name], adapters).body
+                    bodies[name] = work(requested[name], adapters)
             except AcklineError as error:
                 failed[name] = error
         return bodies
 
+    def change(one: OperatorAction, adapters: Adapters) -> ActionObject:
+        body = found.get(adapters.pipeline.name) or _body(one.preview(adapters))
+        # A pause of what is paused already would hide why and by whom it was paused first.
+        if not _changed(body):
+            return body.model_copy(update={"dry_run": False})
+        return _body(one.perform(adapters, as_shown=not yes))
+
     found: dict[str, ActionObject] = {}
     if dry_run or not yes:
-        found = on_each(lambda one, adapters: one.preview(adapters))
+        found = on_each(lambda one, adapters: _body(one.preview(adapters)))
         lines = [_line(name, action, body) for name, body in found.items()]
+        lines += _left_lines(left)
         lines += [f"{name}: not possible: {error}" for name, error in failed.items()]
         show_preview("\n".join(lines), yes, dry_run, as_json)
     question = f"{action.name.capitalize()} {counted(len(found), 'pipeline')}?"
     confirmed = bool(found or yes) and is_confirmed(question, yes, dry_run)
     if confirmed:
-        found = on_each(lambda one, adapters: one.perform(adapters, as_shown=not yes))
+        found = on_each(change)
     if as_json:
         errors = [{"pipeline": name, "error": str(one), "kind": one.kind} for name, one in failed.items()]
-        formats.print_json({"pipelines": [body.dump() for body in found.values()], "failed": errors})
+        kept = [{"pipeline": name, **act._asdict()} for name, act in left.items()]
+        bodies = [body.dump() for body in found.values()]
+        formats.print_json({"pipelines": bodies, "left_paused": kept, "failed": errors})
     elif confirmed:
-        for name, body in found.items():
-            print(_line(name, action, body))
+        print("\n".join([*(_line(name, action, body) for name, body in found.items()), *_left_lines(left)]))
         for name, error in failed.items():
             print(f"ackline: {name}: not {action.name}d: {error}", file=sys.stderr)
     else:
@@ -119,9 +132,37 @@ def act_on_several(
         raise typer.Exit(1)
 
 
+def _left_paused(pipelines: Mapping[str, Pipeline], now: str | None) -> dict[str, PauseAct]:
+    """Returns the paused pipelines that a resume of several leaves alone, each with its pause: those whose pause has
+    another reason than the last pause of any of them, resumed or not. So a pause for the weekend outlives the end of an
+    incident, also if the resume is repeated."""
+    acts, paused = dict[str, PauseAct](), set[str]()
+    for name, pipeline in pipelines.items():
+        with suppress(AcklineError), opened(name, now, handler=False, pipeline=pipeline) as adapters:
+            newest, act = adapters.store.newest(), adapters.store.last_pause()
+            if newest is not None and act is not None:
+                acts[name] = act
+                paused |= {name for row in newest.partitions.values() if row.paused}
+    last = max(acts.values(), default=None)
+    return {name: act for name, act in acts.items() if name in paused and last and act.reason != last.reason}
+
+
+def _left_lines(left: Mapping[str, PauseAct]) -> list[str]:
+    return [f"{name}: left paused, {act}; `ackline resume {name}` resumes it" for name, act in left.items()]
+
+
+def _body(report: Report) -> ActionObject:
+    assert isinstance(report.body, ActionObject)
+    return report.body
+
+
+def _changed(body: ActionObject) -> int:
+    return sum(change.paused.before is not change.paused.after for change in body.partitions)
+
+
 def _line(name: str, action: Action, body: ActionObject) -> str:
     """Returns what an action changes of a pipeline, or has changed, on a line."""
-    changed = sum(change.paused.before is not change.paused.after for change in body.partitions)
+    changed = _changed(body)
     same = len(body.partitions) - changed
     done = "would be " * body.dry_run + f"{action.name}d"
     text = f"{name}: {counted(changed, 'partition')} {done}" + f", {same} {action.name}d already" * bool(same)

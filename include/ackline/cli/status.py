@@ -199,10 +199,10 @@ def _show_all(now: str | None, as_json: bool) -> int:
 
 
 def _comes_first(status: PipelineStatus) -> bool:
-    """Returns whether the overview prints a line about a pipeline before its table: each run stops, or a part of the
-    lane stands still."""
+    """Returns whether the overview prints a line about a pipeline before its table: each run stops, a part of the lane
+    stands still, or it is failing. The lines are in the order of the table, so a pause never stands above a failure."""
     return status.problem is not None and (
-        status.stands_still is not None or status.state.rank <= State.STUCK.rank or not status.readable
+        status.stands_still is not None or status.state.rank <= State.FAILING.rank or not status.readable
     )
 
 

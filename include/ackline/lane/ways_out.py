@@ -84,7 +84,12 @@ class StandsStill:
     @property
     def stops_runs(self) -> bool:
         """Whether each run stops, so that nothing of the lane is handled. A run of a paused lane ends well."""
-        return not self.partial and self.reason != _PAUSED
+        return not self.partial and not self.is_pause
+
+    @property
+    def is_pause(self) -> bool:
+        """Whether an operator has paused it."""
+        return self.reason == _PAUSED
 
     @property
     def line(self) -> str:
@@ -99,11 +104,12 @@ def unpublished_rows(turn: TurnId, tables: Iterable[str]) -> StandsStill:
     return StandsStill("Unpublished", f"{sentence}. Publish them with `{run(turn)}`", run(turn))
 
 
-def paused_partitions(lane: Lane, some: str | None = None) -> StandsStill:
-    """Returns that partitions are paused: all of the lane, or `some`, which the sentence then names."""
+def paused_partitions(lane: Lane, since: str = "", some: str | None = None) -> StandsStill:
+    """Returns that partitions are paused, `since` a time, by an operator and for a reason: all of the lane, or `some`,
+    which is the sentence then."""
     command = Way.RESUME.of(lane)
-    sentence = some or "all its partitions are paused, so a run reads nothing"
-    return StandsStill(_PAUSED, f"{sentence}. Go on with `{command}`", command, partial=some is not None)
+    sentence = f"{some or f'all its partitions are paused{since}, so a run reads nothing'}. Once that is over, go on"
+    return StandsStill(_PAUSED, f"{sentence} with `{command}`", command, partial=some is not None)
 
 
 def void_advice(turn: TurnId) -> str:

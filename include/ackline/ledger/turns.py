@@ -31,6 +31,18 @@ class TurnId(NamedTuple):
         return f"turn {self.n} (lane {self.lane}, epoch {self.epoch}) of {self.pipeline}"
 
 
+class PauseAct(NamedTuple):
+    """When, by whom and why partitions were paused."""
+
+    at: datetime
+    actor: str
+    reason: str
+
+    def __str__(self) -> str:
+        text = f"since {self.at:%Y-%m-%d %H:%M} UTC by {self.actor or 'unknown'}"
+        return f"{text}: {self.reason}" if self.reason else text
+
+
 IDENTITY_BITS = 24
 _TURN_BITS, MOST_EPOCHS = 27, 1 << 12
 

@@ -30,6 +30,7 @@ from ackline.ledger.turns import (
     Marker,
     MarkerKind,
     OperatorLoss,
+    PauseAct,
     Plan,
     Settlement,
     TurnId,
@@ -211,6 +212,13 @@ class LedgerStore(ChosenOutcomes, OutcomesOfTurn):
             )  # fmt: skip
         turn = reset.turn._replace(epoch=reset.turn.epoch + 1, n=0)
         return replace(reset, turn=turn, kind=TurnKind.GENESIS, partitions=partitions)
+
+    def last_pause(self) -> PauseAct | None:
+        """Returns the last act that has paused partitions of the lane; None if there is none."""
+        columns = ["epoch", "turn", "settled_at", "actor", "reason"]
+        rows = self.settlements.read({"kind": TurnKind.PAUSE.value}, columns).to_pylist()
+        last = max(rows, key=lambda row: (row["epoch"], row["turn"]), default=None)
+        return last and PauseAct(last["settled_at"], last["actor"] or "", last["reason"] or "")
 
     def check_layout(self) -> None:
         """Raises ConfigError if the tables below the root have the first layout."""
