@@ -63,6 +63,18 @@ def test_the_state_of_an_offset_follows_from_rows_plans_and_settlement(
     assert found.sentence.startswith(f"Offset {offset} of orders[0] ")
 
 
+def test_a_dead_record_that_a_backfill_has_acked_since_is_said_to_be(lane: LedgerStore) -> None:
+    assert "Backfill" not in explain(lane, 16).sentence
+    backfill = lane.other_lane("backfill-mended")
+    genesis, first = (turn(n)._replace(lane=backfill.lane) for n in (0, 1))
+    backfill.store_settlement(replace(settled(0, 16, kind=TurnKind.GENESIS), turn=genesis))
+    file = written(backfill, first, [(16, 1, "acked"), (10, 1, "acked")])
+    plan = replace(planned(1, OffsetRange(16, 17)), turn=first)
+    store_turn(backfill, plan, file, settled=replace(settled(1, 17), turn=first))
+    assert explain(lane, 16).sentence.endswith(" Backfill mended acked it on 2026-03-01 at 12:00:00 UTC.")
+    assert "Backfill" not in explain(lane, 10).sentence, "the live lane has acked it"
+
+
 def test_the_events_of_an_offset_are_its_effective_rows_in_time_order(lane: LedgerStore) -> None:
     found = explain(lane, 16)
     events = [(event.turn, event.attempt, event.outcome.value) for event in found.events]

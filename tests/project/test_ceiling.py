@@ -12,13 +12,13 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_154,
-    "ledger": 3_690,
+    "ledger": 3_695,
     "pipeline": 3_316,
     "forms": 989,
     "kafka": 2_772,
     "delta": 2_625,
     "tables": 2_364,
-    "audit": 1_143,
+    "audit": 1_157,
     "worker": 3_218,
     "trees": 4_361,
     "spark": 2_816,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_281
-TESTS_CEILING = 66_859
+PACKAGE_CEILING = 54_300
+TESTS_CEILING = 66_871
 
 
 def lines(files: "list[Path]") -> int:

@@ -21,6 +21,7 @@ import pyarrow.dataset as ds
 
 from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.delta.reads import Where, as_expression, pruned_dataset
+from ackline.forms.arguments import id_of
 from ackline.ledger.explain import Event, OffsetEvidence, Reading, decode_story, first_failure
 from ackline.ledger.metrics import StepFigures, figures_over
 from ackline.ledger.offsets import Bools, LogBounds, OffsetRange, Ranges, TopicPartition, index_of_range
@@ -60,6 +61,7 @@ def evidence_of_offset(
         store.lane != LIVE,
         log,
         new_code=_code_new_in(store, failed) if failed else None,
+        acked_by=_acked_since(store, tp, offset, events),
     )
 
 
@@ -82,6 +84,18 @@ def events_of(store: LedgerStore, tp: TopicPartition, offset: int) -> Iterator[E
             row["letter"],
             row["error_place"],
         )
+
+
+def _acked_since(
+    store: LedgerStore, tp: TopicPartition, offset: int, events: Sequence[Event]
+) -> tuple[str, datetime] | None:
+    """Returns the last backfill that has acked an offset since the live lane has settled it otherwise, and when."""
+    settled = next((event for event in reversed(events) if event.outcome.terminal), None)
+    if store.lane != LIVE or settled is None or settled.outcome is Outcome.ACKED or settled.at is None:
+        return None
+    criteria = AuditFilter(*tp, OffsetRange(offset, offset + 1), outcome=Outcome.ACKED.value, since=settled.at)
+    rows = (row for row in audit_rows(store.root, store.pipeline, criteria) if row["lane"] != LIVE)
+    return max(((id_of(row["lane"]), row["handled_at"]) for row in rows), key=lambda found: found[1], default=None)
 
 
 def _read_by(store: LedgerStore, tp: TopicPartition, offset: int) -> Reading | None:

@@ -305,6 +305,8 @@ class OffsetEvidence:
     next_run: str = NEXT_RUN
     new_code: str | None = None
     """The code of the turn of the first failure, if that turn was the first one with this code; otherwise None."""
+    acked_by: tuple[str, datetime] | None = None
+    """The backfill that has acked the offset since, and when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,7 +456,10 @@ def _terminal_sentence(evidence: OffsetEvidence, events: Sequence[Event], termin
     in_range = f", with all of {terminal.range}" if terminal.range else ""
     epoch = "" if terminal.epoch == evidence.epoch else f" of epoch {terminal.epoch}"
     at = f" on {terminal.at:%Y-%m-%d at %H:%M:%S} UTC" if terminal.at else ""
-    return f"{what}{cause}{in_range}. Turn {terminal.turn}{epoch} settled it{at}."
+    since = ""
+    if evidence.acked_by is not None:
+        since = f" Backfill {evidence.acked_by[0]} acked it on {evidence.acked_by[1]:%Y-%m-%d at %H:%M:%S} UTC."
+    return f"{what}{cause}{in_range}. Turn {terminal.turn}{epoch} settled it{at}.{since}"
 
 
 def _terminal(events: Sequence[Event]) -> Event | None:
