@@ -16,6 +16,7 @@ from ackline.airflow.operators import RETRIES, use_folder_of
 from ackline.errors import ConfigError
 from ackline.pipeline.folder import load_pipeline, pipelines_folder
 from tests.airflow.project import Project, parsed
+from tests.support.seconds import slowness
 
 FILES = ("replay.py", "broken_pipelines.py")
 
@@ -43,11 +44,12 @@ def test_without_the_extra_a_dag_file_names_what_to_install(missing: str) -> Non
 
 
 def test_parsing_opens_no_socket_loads_nothing_heavy_and_is_quick(here: Project) -> None:
-    """The limit is 0.5 s beyond importing Airflow, twice what an idle machine takes. One of eight tries keeps it."""
+    """The limit is 0.5 s beyond importing Airflow, twice what an idle machine takes, more on a slow one.
+    One of eight tries keeps it."""
     for _ in range(8):
         result = parsed(*FILES)
         assert (result["dags"], result["heavy"], result["opened"]) == (["replay__orders"], [], [])
-        if result["seconds"] < 0.5:
+        if result["seconds"] < 0.5 * slowness():
             return
     raise AssertionError("parsing takes 0.5 s or longer")
 

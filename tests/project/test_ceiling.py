@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 54_300
-TESTS_CEILING = 66_871
+TESTS_CEILING = 66_886
 
 
 def lines(files: "list[Path]") -> int:
