@@ -14,7 +14,7 @@ CEILINGS = {
     "the root": 1_154,
     "ledger": 3_695,
     "pipeline": 3_316,
-    "forms": 989,
+    "forms": 991,
     "kafka": 2_772,
     "delta": 2_625,
     "tables": 2_364,
@@ -29,15 +29,15 @@ CEILINGS = {
     "steps": 1_667,
     "actions": 1_945,
     "answers": 1_629,
-    "backfill": 1_135,
+    "backfill": 1_136,
     "airflow": 2_502,
     "ui": 2_475,
     "local": 2_262,
-    "cli": 4_231,
+    "cli": 4_233,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_300
+PACKAGE_CEILING = 54_305
 TESTS_CEILING = 66_886
 
 

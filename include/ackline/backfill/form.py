@@ -24,7 +24,8 @@ ALL = Field(
     name="all", option="--all", type=FieldType.FLAG, title="All", help="Everything that the logs hold now."
 )  # fmt: skip
 FROM = Field(
-    name="from", option="--from", title="From", help="Only from this time on: 2026-01-31T12:00:00Z, or `2h ago`."
+    name="from", option="--from", also="--since", title="From",
+    help="Only from this time on: 2026-01-31T12:00:00Z, or `2h ago`."
 )  # fmt: skip
 TO = Field(
     name="to", option="--to", title="To", help="Only before this time: 2026-01-31T12:00:00Z, or `2h ago`."

@@ -288,6 +288,8 @@ def sql(
     out = tables.console()
     if query is None:
         tables.print_lines(out, (f"{view}: {columns}" for view, columns in shown))
+        example = "SELECT outcome, count(*) AS records FROM records GROUP BY outcome"
+        out.print(f"Query them as in `ackline sql '{example}'`; docs/cookbook.md has twelve queries.", soft_wrap=True)
         return
     tables.print_table(out, None, reader.schema.names, shown)
     if not shown:

@@ -133,7 +133,7 @@ def option_of(field: Field) -> Any:
     numeric = field.type in (FieldType.NUMBER, FieldType.NUMBERS)
     help_ = f"{field.help}; may be given several times." if several else field.help
     return typer.Option(
-        field.option, help=help_, show_default=field.default is not None,
+        *filter(None, (field.option, field.also)), help=help_, show_default=field.default is not None,
         min=field.minimum if numeric else None, max=field.maximum if numeric else None,
     )  # fmt: skip
 

@@ -40,6 +40,8 @@ class Field:
     """The name of the DAG's param, and the key of the value."""
     option: str
     """Its name on the command line; without dashes it is an argument."""
+    also: str | None = None
+    """Another name on the command line: that of the same choice in other commands."""
     type: FieldType = FieldType.TEXT
     title: str
     help: str
