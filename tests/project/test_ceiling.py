@@ -17,7 +17,7 @@ CEILINGS = {
     "forms": 991,
     "kafka": 2_772,
     "delta": 2_625,
-    "tables": 2_364,
+    "tables": 2_376,
     "audit": 1_157,
     "worker": 3_218,
     "trees": 4_361,
@@ -31,14 +31,14 @@ CEILINGS = {
     "answers": 1_629,
     "backfill": 1_136,
     "airflow": 2_502,
-    "ui": 2_475,
+    "ui": 2_479,
     "local": 2_262,
     "cli": 4_233,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_305
-TESTS_CEILING = 66_886
+PACKAGE_CEILING = 54_321
+TESTS_CEILING = 66_890
 
 
 def lines(files: "list[Path]") -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ackline.audit.history import recent_turns
+from ackline.delta.log import DeltaLog
 from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.offsets import TopicPartition, ValuedRange
@@ -206,7 +207,10 @@ def test_what_is_added_turn_by_turn_is_what_a_whole_read_finds(tmp_path: Path, m
 def test_tables_that_were_put_in_place_of_others_are_read_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if the file system gives the folder of the old log to the new one."""
     monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
+    stamp = DeltaLog.stamp
+    monkeypatch.setattr(DeltaLog, "stamp", lambda log: stamp(log)._replace(identity=1))
     write_lane(str(tmp_path), "orders", {TP: StoredPartition()}, 3)
     assert readings.read_lane("orders").dead == 0
     shutil.rmtree(tmp_path / "orders")

@@ -16,7 +16,7 @@ from weakref import ReferenceType, ref
 import pyarrow.compute as pc
 from deltalake.transaction import AddAction
 
-from ackline.delta.log import LogStamp
+from ackline.delta.log import LogFile, LogStamp
 from ackline.errors import LedgerError
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.metrics import TurnReport
@@ -58,6 +58,7 @@ COUNTED_STARTS = 3
 """Starts of a plan that are counted. After the third without outcomes, the next one isolates the handler."""
 
 LogStamps: TypeAlias = tuple[LogStamp, ...]
+LogEntries: TypeAlias = frozenset[LogFile]
 """The state of the logs of a lane's tables."""
 
 
@@ -198,6 +199,17 @@ class LedgerStore(ChosenOutcomes, OutcomesOfTurn):
     def stamps_of_logs(self) -> LogStamps:
         """Returns what changes with each commit to one of the tables."""
         return tuple(table.log.stamp() for table in (self.plans, self.outcomes, self.settlements))
+
+    def newest_entries(self) -> LogEntries:
+        """Returns the newest log entry of each table."""
+        return frozenset(entry for table in (self.plans, self.outcomes, self.settlements)
+                         for entry in table.log.files().entries[-1:])  # fmt: skip
+
+    def has_entries(self, entries: LogEntries) -> bool:
+        """Returns whether the logs still have these entries. No other log has them: a file system may give the folder
+        of a removed log to the next one, but not the times of its entries."""
+        tables = (self.plans, self.outcomes, self.settlements)
+        return entries.issubset(entry for table in tables for entry in table.log.files().entries)
 
     def _first_of_new_epoch(self, reset: Settlement) -> Settlement:
         """Returns turn 0 of the epoch that a reset opens. It has no rows of its own: the reset's plan holds its starts.

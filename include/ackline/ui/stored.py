@@ -15,7 +15,7 @@ from ackline.errors import LedgerError
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import Plan, Settlement, TurnId
-from ackline.tables.store import LedgerStore, LogStamps
+from ackline.tables.store import LedgerStore, LogEntries, LogStamps
 from ackline.ui.partition import PartitionReading
 
 DEAD_WITHIN = timedelta(days=1)
@@ -53,11 +53,14 @@ class _Kept:
         self.lock = Lock()
         self.store: LedgerStore | None = None
         self.stamps: LogStamps = ()
+        self.entries: LogEntries = frozenset()
+        """The newest entry of each log before it was read."""
         self.stored: StoredLane | None = None
 
-    def before(self, stamps: LogStamps) -> StoredLane | None:
+    def before(self, store: LedgerStore, stamps: LogStamps) -> StoredLane | None:
         """Returns what was read before; None if it was read from other logs, or not at all."""
-        return self.stored if all(old.precedes(new) for old, new in zip(self.stamps, stamps, strict=False)) else None
+        precedes = all(old.precedes(new) for old, new in zip(self.stamps, stamps, strict=False))
+        return self.stored if precedes and store.has_entries(self.entries) else None
 
 
 _kept: OrderedDict[tuple[str, str, str, int], _Kept] = OrderedDict()
@@ -72,7 +75,8 @@ def stored_lane(store: LedgerStore, turns: int) -> StoredLane | None:
     with kept.lock:
         stamps = store.stamps_of_logs()
         if kept.stored is None or kept.stamps != stamps:
-            before = kept.before(stamps)
+            before = kept.before(store, stamps)
+            entries = store.newest_entries()
             # A handle that has read a lane as a whole is large, and one of an object store keeps an old login.
             if before is None or "://" in store.root:
                 kept.store = None
@@ -81,7 +85,7 @@ def stored_lane(store: LedgerStore, turns: int) -> StoredLane | None:
             reader = kept.store or store
             newest = reader.newest()
             kept.stored = None if newest is None else _read(reader, newest, turns, before)
-            kept.stamps = stamps
+            kept.stamps, kept.entries = stamps, entries
         return kept.stored
 
 
