@@ -204,9 +204,9 @@ def test_a_bad_deploy_is_found_stopped_mended_and_proved_by_ten_commands_of_the_
     (explain_record,) = re.findall(r" `(ackline explain orders orders [^`]*)`", text)
     redrives = re.findall(r" `(ackline (?:backfill|dead) [^`]*)`", text)
     status, history, pause, explain, tried, resume, canary, retry, resume_all, backfill = commands(INCIDENT)
-    first, problem = done(status).splitlines()[1:3]
+    problem, _, first = done(status).splitlines()[:3]
     assert first.split()[:2] == [lane.name, "failing"]
-    assert problem.endswith("5.0% of the last new records failed")
+    assert problem == f"{lane.name}: {lane.topic}[0]: 5.0% of the last new records failed."
     began = [line.split()[-1] for line in done(history).splitlines() if "5.0% of 200" in line]
     assert began == ["v1", "v1"]
     assert "first seen in turn 2, the first with code v1." in done(explain_record)

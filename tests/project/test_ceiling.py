@@ -33,12 +33,12 @@ CEILINGS = {
     "airflow": 2_502,
     "ui": 2_479,
     "local": 2_262,
-    "cli": 4_233,
+    "cli": 4_243,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_321
-TESTS_CEILING = 66_890
+PACKAGE_CEILING = 54_331
+TESTS_CEILING = 66_891
 
 
 def lines(files: "list[Path]") -> int:

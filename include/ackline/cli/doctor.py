@@ -23,7 +23,7 @@ from ackline.cli import formats, tables
 from ackline.cli.options import Json, opened_to_read
 from ackline.delta.folder import prove_conditional_put
 from ackline.delta.object_store import is_remote
-from ackline.errors import AcklineError, ConfigError, FatalError, counted, did_you_mean
+from ackline.errors import AcklineError, ConfigError, FatalError, GroupBusy, MissingRights, counted, did_you_mean
 from ackline.forms.scaffold import BREAKER
 from ackline.handler import DEFAULT_STREAM, SOURCE, Tier, imported, load_handler, tier_of
 from ackline.in_flight.ack_topic import checked_topic
@@ -52,6 +52,8 @@ from ackline.tables.schemas import TABLES
 OK, WARNING, ERROR = "ok", "warning", "error"
 """The states of a check, from the best to the worst. A warning stops no run."""
 _WARNING = "warning: "
+_HAVE_CHECKS = {each.__name__ for each in (ConfigError, GroupBusy, MissingRights)}
+"""The reasons of a stand-still that another check may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +154,8 @@ def _alone(name: str) -> list[Check]:
     checks = list[Check]()
     try:
         with opened_to_read(name, needs_state=False) as (adapters, away):
-            of_file = _code(adapters.pipeline), _breaker(adapters.pipeline)
-            for part in (_standstills(adapters, away), *of_file, _broker(adapters, away)):
-                checks += part
+            standstills, others = _of_pipeline(adapters, away)
+            checks += [*standstills, *others]
     except AcklineError as error:
         checks.append(Check(f"pipeline {name}", False, str(error)))
     except Exception as error:  # a probe has to judge the other pipelines, too
@@ -179,12 +180,18 @@ def examine(name: str | None) -> Iterator[Check]:
             if not any(check.detail == str(error) for check in named):
                 yield Check(f"pipeline {name}", False, str(error))
             return
-        yield from _standstills(adapters, away)
+        standstills, others = _of_pipeline(adapters, away)
+        yield from standstills
         yield from _machine()
         yield from _files(name)
-        yield from _code(adapters.pipeline)
-        yield from _breaker(adapters.pipeline)
-        yield from _broker(adapters, away)
+        yield from others
+
+
+def _of_pipeline(adapters: Adapters, away: Unreachable | None) -> tuple[list[Check], list[Check]]:
+    """Returns what the lanes of a pipeline stand still for, and its other checks."""
+    others = [*_code(adapters.pipeline), *_breaker(adapters.pipeline), *_broker(adapters, away)]
+    fails = any(not check.ok for check in others)
+    return list(_standstills(adapters, away, fails)), others
 
 
 def _machine() -> Iterator[Check]:
@@ -207,11 +214,14 @@ def _master() -> str:
     return f"{describe_server(server)} ({master.source})"
 
 
-def _standstills(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
-    """Yields what the live lane stands still for, and each lane of a backfill that is not settled."""
+def _standstills(adapters: Adapters, away: Unreachable | None, fails: bool) -> Iterator[Check]:
+    """Yields what the live lane stands still for, and each lane of a backfill that is not settled. `fails` says
+    whether another check of the pipeline fails."""
     name, reads_broker = adapters.pipeline.name, away is None
-    # A lane that has not begun stands still for nothing: what its first run would stop with, the other checks name.
-    if adapters.store.newest() is not None and (found := standstill_of(adapters, reads_broker)) is not None:
+    found = standstill_of(adapters, reads_broker)
+    # A setting that stops the first run of all has a check of its own. A ledger that is lost has not.
+    is_named = fails and found is not None and found.reason in _HAVE_CHECKS and _newest(adapters) is None
+    if found is not None and not is_named:
         yield Check(f"lane {name}", False, found.line)
     # What keeps the backfills from being read stops the live lane too, or is an error of a later check.
     with suppress(AcklineError):
