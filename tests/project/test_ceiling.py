@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 54_331
-TESTS_CEILING = 66_891
+TESTS_CEILING = 66_897
 
 
 def lines(files: "list[Path]") -> int:

@@ -4,6 +4,7 @@ A test has 30 s for its own call; what its servers take to start does not count.
 an edge, has the mark `slow`; one that repeats what a quicker test holds is `deep` or `release`.
 """
 
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Generator
@@ -40,11 +41,16 @@ def pytest_runtest_makereport(
 
 
 def slowness() -> float:
-    """Returns how many times longer this machine takes now than a quiet one, at least 1."""
+    """Returns how many times longer this machine takes now than a quiet one, at least 1.
+
+    A process that has waited is preferred for a moment, so a short loop does not show how many others want the cores.
+    The mean of the last minute does.
+    """
     begun = time.perf_counter()
     for _ in range(_STEPS):
         begun += 0
-    return max(1.0, (time.perf_counter() - begun) / _QUIET_SECONDS)
+    others = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return max(1.0, others, (time.perf_counter() - begun) / _QUIET_SECONDS)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
