@@ -92,8 +92,28 @@ def test_a_resume_of_several_leaves_alone_what_was_paused_before_for_another_rea
         assert "payments: left paused, since" in done.output
         assert "by ada: weekend; `ackline resume payments` resumes it" in done.output
     assert paused(lanes) == {"payments"}
+    (left,) = ackline("resume", "--tag", "shop", "--yes", "--json").json["left_paused"]
+    assert (left["pipeline"], left["actor"], left["reason"]) == ("payments", "ada", "weekend")
     assert ackline("resume", "payments", "--yes").status == 0
     assert paused(lanes) == set()
+
+
+def test_a_partition_that_a_void_has_paused_outlives_the_end_of_an_incident(
+    lanes: dict[str, MemoryLane], ackline: MemoryCommand
+) -> None:
+    """Its pause is the void, and neither an older pause that was resumed nor the one that found it paused."""
+    orders = lanes["orders"]
+    ackline("pause", "orders", "--reason", "weekend", "--yes")
+    ackline("resume", "orders", "--yes")
+    orders.produce(b"1", b"2")
+    orders.plan()
+    assert ackline("void", "orders", "--reason", "the batch is broken", "--pause", "--yes").status == 0
+    orders.world.now += timedelta(minutes=1)
+    ackline("pause", "--tag", "shop", "--reason", "bad deploy", "--yes")
+    done = ackline("resume", "--tag", "shop", "--yes")
+    assert "payments: 2 partitions resumed" in done.output
+    assert "orders: left paused, since" in done.output
+    assert "by ada: the batch is broken; `ackline resume orders` resumes it" in done.output
 
 
 @pytest.mark.parametrize("option", [["--all"], ["--handler", "handlers.shop"]])

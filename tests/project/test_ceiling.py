@@ -13,32 +13,32 @@ PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_154,
     "ledger": 3_695,
-    "pipeline": 3_316,
+    "pipeline": 3_318,
     "forms": 991,
     "kafka": 2_772,
-    "delta": 2_625,
-    "tables": 2_376,
+    "delta": 2_627,
+    "tables": 2_394,
     "audit": 1_157,
     "worker": 3_218,
     "trees": 4_361,
-    "spark": 2_816,
+    "spark": 2_834,
     "lane": 2_672,
     "outputs": 1_853,
     "in_flight": 485,
     "dead_letters": 229,
     "steps": 1_667,
     "actions": 1_945,
-    "answers": 1_629,
+    "answers": 1_631,
     "backfill": 1_136,
-    "airflow": 2_502,
-    "ui": 2_479,
+    "airflow": 2_506,
+    "ui": 2_483,
     "local": 2_262,
-    "cli": 4_243,
+    "cli": 4_245,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_331
-TESTS_CEILING = 66_897
+PACKAGE_CEILING = 54_383
+TESTS_CEILING = 66_969
 
 
 def lines(files: "list[Path]") -> int:

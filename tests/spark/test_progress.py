@@ -1,6 +1,8 @@
 """What a run shows while its Spark job works: records, the rate and the time left, and never more than is handled."""
 
+import errno
 from datetime import date
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +10,8 @@ from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.topology import Topology
-from ackline.spark.progress import Handled, Pace, _Reporter, read_counts
+from ackline.spark import progress
+from ackline.spark.progress import Handled, Pace, _Reporter, read_counts, reporting
 from ackline.worker.files import OutcomeTarget
 from ackline.worker.settings import KafkaSettings, ReplayJob, ReplaySettings
 from tests.spark.tree_jobs import TWO
@@ -95,3 +98,19 @@ def test_the_highest_count_of_a_task_is_its_own() -> None:
 ])  # fmt: skip
 def test_the_figures_are_one_line(handled: Handled, text: str) -> None:
     assert handled.text() == text
+
+
+def test_a_job_runs_without_its_counts_where_their_folder_can_not_be_made_or_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(progress, "mkdtemp", full)
+        with reporting(job(), None, print) as counted:
+            assert counted.progress is None
+    monkeypatch.setattr(progress, "mkdtemp", lambda prefix: str(tmp_path))
+    monkeypatch.setattr("os.rmdir", full)  # as where a task that was cancelled still writes a count
+    with reporting(job(), None, print) as counted:
+        assert counted.progress == str(tmp_path)

@@ -86,6 +86,25 @@ def test_the_connection_means_the_master_that_the_provider_of_airflow_makes_of_i
         assert DriverHook(Secrets(), conn_id="spark_default")._environment[MASTER] == master
 
 
+@pytest.mark.parametrize(("variable", "words"), [("SPARK_HOME", "is no Spark"), ("JAVA_HOME", "no Java at")])
+def test_in_airflow_another_spark_and_a_missing_java_are_refused_before_a_plan(
+    variable: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from ackline.airflow.driver import Secrets
+    from ackline.airflow.driver_hook import DriverHook
+
+    monkeypatch.delenv(MASTER, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    with pytest.raises(ConfigError, match=words):
+        DriverHook(Secrets(), conn_id="spark_default")
+
+
+def test_a_client_of_a_server_looks_at_no_spark_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    monkeypatch.setenv(MASTER, "sc://localhost:15002")
+    assert chosen_master().url == "sc://localhost:15002"
+
+
 def test_a_connection_without_a_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(MASTER, raising=False)
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark"}')

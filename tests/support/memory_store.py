@@ -75,6 +75,16 @@ class MemoryStore(LedgerStore):
         last = max((each for each in of_lane if each.kind is TurnKind.PAUSE), key=lambda each: each.turn, default=None)
         return last and PauseAct(last.settled_at, last.actor, last.reason)
 
+    def pauses(self) -> dict[TopicPartition, PauseAct]:
+        found = dict[TopicPartition, PauseAct]()
+        for turn, each in sorted(self.world.tables.settlements.items()):
+            for tp, row in each.partitions.items() if turn[:2] == (self.pipeline, self.lane) else ():
+                if not row.paused:
+                    found.pop(tp, None)
+                else:
+                    found.setdefault(tp, PauseAct(each.settled_at, each.actor, each.reason))
+        return found
+
     def stamps(self, turn: TurnId) -> set[str]:
         self._hook("stamps", READ)
         tables = self.world.tables

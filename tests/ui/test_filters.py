@@ -133,6 +133,10 @@ def test_a_file_is_read_again_once_it_has_changed(folder: Path) -> None:
     file = folder / "mails.yaml"
     file.write_text(file.read_text().replace("[shop]", "[shop, new]"))
     assert listed_file("mails").tags == ("shop", "new")
+    text = file.read_text().lstrip()
+    for name in ("\ufeffname: mails", '"name": mails', "name : mails", "name: !!str mails"):
+        file.write_text(text.replace("name: mails", name))
+        assert listed_file("mails").tags == ("shop", "new"), name
     file.write_text("name: mails\n")
     assert listed_file("mails").tags == ()
     file.unlink()

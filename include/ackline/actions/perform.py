@@ -292,7 +292,7 @@ def _pending_targets(request: ActionRequest, newest: Settlement, name: str) -> d
             bounds = (np.array([request.offsets.start]), np.array([request.offsets.end]))
             runs = runs.within(bounds) if request.offsets else runs.where(lambda state: False)
         if request.error_class is not None:
-            runs = runs.where(lambda state: state.error_class == request.error_class)
+            runs = runs.where(lambda state: (state.error_class or "") == request.error_class)
         if request.kind is TurnKind.RETRY:
             runs = runs.of_kind(PendingKind.RETRY)
         if len(runs):

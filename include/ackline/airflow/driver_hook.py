@@ -26,10 +26,12 @@ from ackline.airflow.traces import trace_of_task, without_headers
 from ackline.forms.connections import Connection as FoundConnection
 from ackline.forms.connections import without_airflow
 from ackline.pipeline.folder import handlers_folder
+from ackline.spark.jars import java
 from ackline.spark.master import (
     MASTER,
     SPARK_CONNECTION,
     check_deploy_mode,
+    check_environment,
     check_master,
     connect_server,
     is_local,
@@ -90,6 +92,8 @@ class DriverHook(SparkSubmitHook):
             self._secrets = replace(secrets, spark_master=master)
         else:
             check_master(named, source)
+            check_environment()
+            java()
             self._conf = driver_settings(named)
         # The driver needs the master before it has a Spark context, to choose the settings of its session.
         self._environment = {**driver_environment(), MASTER: named}

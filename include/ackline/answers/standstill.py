@@ -186,7 +186,9 @@ def _keeps_back(
     if not paused or (open_plan is not None and len(paused) == len(lane)):
         return None
     verb, them = ("is", "it") if len(paused) == 1 else ("are", "them")
-    since = f" {act}" if (act := adapters.store.last_pause()) is not None else ""
+    acts = sorted({act for tp, act in adapters.store.pauses().items() if tp in paused})
+    since = f" {acts[0]}" if acts else ""
+    since += f" (the first of {len(acts)} pauses)" if len(acts) > 1 else ""
     if len(paused) == len(lane):
         return paused_partitions(newest.turn, since)
     some = f"{listed(map(str, paused))} {verb} paused{since}, so a run reads nothing of {them}"

@@ -119,7 +119,7 @@ def act_on_several(
         found = on_each(change)
     if as_json:
         errors = [{"pipeline": name, "error": str(one), "kind": one.kind} for name, one in failed.items()]
-        kept = [{"pipeline": name, **act._asdict()} for name, act in left.items()]
+        kept = [{"pipeline": name, **act._asdict(), "at": act.at.isoformat()} for name, act in left.items()]
         bodies = [body.dump() for body in found.values()]
         formats.print_json({"pipelines": bodies, "left_paused": kept, "failed": errors})
     elif confirmed:
@@ -133,18 +133,20 @@ def act_on_several(
 
 
 def _left_paused(pipelines: Mapping[str, Pipeline], now: str | None) -> dict[str, PauseAct]:
-    """Returns the paused pipelines that a resume of several leaves alone, each with its pause: those whose pause has
-    another reason than the last pause of any of them, resumed or not. So a pause for the weekend outlives the end of an
-    incident, also if the resume is repeated."""
-    acts, paused = dict[str, PauseAct](), set[str]()
+    """Returns the pipelines that a resume of several leaves alone, each with the first pause that keeps it: those with
+    a partition that is paused for another reason than the last `ackline pause` of any of them, resumed or not. So a
+    pause for the weekend, or by `ackline void --pause`, outlives the end of an incident, also if the resume is
+    repeated."""
+    pauses, held = list[PauseAct](), dict[str, list[PauseAct]]()
     for name, pipeline in pipelines.items():
         with suppress(AcklineError), opened(name, now, handler=False, pipeline=pipeline) as adapters:
-            newest, act = adapters.store.newest(), adapters.store.last_pause()
-            if newest is not None and act is not None:
-                acts[name] = act
-                paused |= {name for row in newest.partitions.values() if row.paused}
-    last = max(acts.values(), default=None)
-    return {name: act for name, act in acts.items() if name in paused and last and act.reason != last.reason}
+            newest, last = adapters.store.newest(), adapters.store.last_pause()
+            pauses += [last] if last is not None else []
+            paused = {tp for tp, row in newest.partitions.items() if row.paused} if newest is not None else set()
+            held[name] = sorted({act for tp, act in adapters.store.pauses().items() if tp in paused}) if paused else []
+    reason = max(pauses).reason if pauses else None
+    others = {name: [act for act in acts if act.reason != reason] for name, acts in held.items()}
+    return {name: acts[0] for name, acts in others.items() if acts}
 
 
 def _left_lines(left: Mapping[str, PauseAct]) -> list[str]:

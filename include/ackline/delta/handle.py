@@ -230,7 +230,7 @@ class TableHandle:
             state = self.states.newest()
         if state is not None:
             self._check_is_ours(field.name for field in state.schema.fields)
-            features = {*state.protocol.get("writerFeatures", ()), *state.protocol.get("readerFeatures", ())}
+            features = {*(state.protocol.get("writerFeatures") or ()), *(state.protocol.get("readerFeatures") or ())}
             self._check_is_as_made(features, state.configuration)
         elif self._folder is not None:
             self._check_is_no_file(Path(self.uri))

@@ -54,7 +54,9 @@ def dataset_of(table: TableHandle, version: DeltaTable, bounded: Sequence[str] =
     # Do not pass the size that the log states: with it, Arrow does not ask S3 for the size of the object. If the object
     # is shorter, Arrow reads the missing end from what its buffer held before, so a cut file can read as a whole one.
     fragments = [
-        format_.make_fragment(row["path"], filesystem, partition_expression=_guarantee(row, partitions, bounded))
+        format_.make_fragment(
+            unquote(row["path"]), filesystem, partition_expression=_guarantee(row, partitions, bounded)
+        )
         for row in rows
     ]
     return ds.FileSystemDataset(fragments, schema, format_, filesystem)

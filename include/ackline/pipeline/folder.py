@@ -52,9 +52,10 @@ def audit_root() -> str:
         root = root.removeprefix("file://")
     if "://" in root:
         return root_uri(root)
-    if ENCODED.search(root):
-        raise ConfigError(f"ACKLINE_AUDIT={root} can't be used: {ENCODED_PROBLEM}", key="ACKLINE_AUDIT")
-    return str(project_root() / root)
+    path = str(project_root() / root)
+    if ENCODED.search(path):
+        raise ConfigError(f"ACKLINE_AUDIT={path} can't be used: {ENCODED_PROBLEM}", key="ACKLINE_AUDIT")
+    return path
 
 
 def check_audit_is_shared(hosts: str | None) -> None:
@@ -204,7 +205,7 @@ def load_folder(folder: Path) -> LoadedFolder:
     """
     valid: dict[Path, Pipeline] = {}
     broken: dict[Path, ConfigError] = {}
-    for path in _files(folder):
+    for path in pipeline_files(folder):
         try:
             valid[path] = load(path)
         except ConfigError as error:
@@ -261,10 +262,11 @@ def own_file(folder: Path, name: str) -> Path | None:
 
 def _own_file_first(folder: Path, name: str) -> Iterator[Path]:
     yield from (path for suffix in _SUFFIXES if (path := folder / f"{name}{suffix}").is_file())
-    yield from _files(folder)
+    yield from pipeline_files(folder)
 
 
-def _files(folder: Path) -> list[Path]:
+def pipeline_files(folder: Path) -> list[Path]:
+    """Returns the files that may be pipeline files, by name."""
     return sorted(path for path in folder.glob("*") if path.suffix in _SUFFIXES and not path.is_dir())
 
 
@@ -273,7 +275,7 @@ def _guess_name(path: Path) -> str:
     try:
         if not path.is_file():  # a device may have no end
             return ""
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
             match = _NAME.search(file.read(MAX_BYTES))
     except OSError:
         return ""

@@ -161,7 +161,13 @@ def chosen_master() -> Master:
             f"{MASTER} or in the connection {SPARK_CONNECTION}",
             key="SPARK_REMOTE",
         )
-    check_environment()
+    master = _named_master()
+    if connect_server(master.url) is None:
+        check_environment()
+    return master
+
+
+def _named_master() -> Master:
     if named := os.environ.get(MASTER):
         return Master(check_master(named, MASTER), MASTER)
     connection = find_connection(SPARK_CONNECTION, SPARK_CONNECTION)

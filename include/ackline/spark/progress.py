@@ -6,13 +6,14 @@ the offsets that are left, at the rate of the last half minute. Gaps of the log 
 """
 
 import re
+import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 from ackline.delta.errors import IgnoredStorageErrors
 from ackline.delta.folder import Folder
@@ -135,26 +136,37 @@ class _Reporter:
 def reporting(job: ReplayJob, folder: TaskFolder | None, on_progress: Progress | None) -> Iterator[ReplayJob]:
     """Yields the job whose tasks write their counts, and calls `on_progress` from another thread while the block runs.
     The counts are in the folder of the tasks or, where that is None, in a folder of this machine. With `on_progress`
-    None nothing is written."""
-    if on_progress is None:
+    None, or if that folder can't be made, nothing is written. No error of the counts ends the block: the job is worth
+    more than its picture."""
+    local = None if on_progress is None or folder is not None else _local_folder()
+    uri = folder.uri if folder is not None else local
+    if on_progress is None or uri is None:
         yield job
         return
-    with TemporaryDirectory(prefix="ackline-progress-") as local:
-        uri, ended = local if folder is None else folder.uri, threading.Event()
-        reporter = threading.Thread(target=_Reporter(job, on_progress).run, args=(uri, ended), daemon=True)
-        reporter.start()
-        try:
-            yield replace(job, progress=uri)
-        finally:
-            ended.set()
-            reporter.join()
-            remove_counts(uri)
+    ended = threading.Event()
+    reporter = threading.Thread(target=_Reporter(job, on_progress).run, args=(uri, ended), daemon=True)
+    reporter.start()
+    try:
+        yield replace(job, progress=uri)
+    finally:
+        ended.set()
+        reporter.join()
+        remove_counts(uri)
+        if local is not None:
+            shutil.rmtree(local, ignore_errors=True)  # a task that was cancelled may still write into it
+
+
+def _local_folder() -> str | None:
+    try:
+        return mkdtemp(prefix="ackline-progress-")
+    except OSError:
+        return None
 
 
 def remove_counts(uri: str) -> None:
     """Removes the counts of tasks. What can't be removed goes with the folder, after the settlement."""
     folder = Folder(uri)
-    with IgnoredStorageErrors():
+    with IgnoredStorageErrors(), suppress(OSError):
         for name in folder.names():
             if name.startswith(COUNT):
                 folder.remove(name)

@@ -6,7 +6,7 @@ here. Claim and waiver n are rivals for one number, so under at_most_once each t
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from deltalake.transaction import AddAction
 
 from ackline.delta.log import LogFile, LogStamp
+from ackline.delta.reads import Where
 from ackline.errors import LedgerError
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.metrics import TurnReport
@@ -231,6 +232,23 @@ class LedgerStore(ChosenOutcomes, OutcomesOfTurn):
         rows = self.settlements.read({"kind": TurnKind.PAUSE.value}, columns).to_pylist()
         last = max(rows, key=lambda row: (row["epoch"], row["turn"]), default=None)
         return last and PauseAct(last["settled_at"], last["actor"] or "", last["reason"] or "")
+
+    def pauses(self) -> dict[TopicPartition, PauseAct]:
+        """Returns the act that paused each paused partition: the first one after its last resume, whatever its kind. A
+        later pause of what is paused already changes nothing."""
+        columns = ["epoch", "turn", "settled_at", "actor", "reason", "topic", "partition"]
+
+        def turns(where: Where) -> Iterator[tuple[TopicPartition, tuple[int, int], dict[str, Any]]]:
+            rows = self.settlements.read(where, columns).to_pylist()
+            for row in sorted(rows, key=lambda row: (row["epoch"], row["turn"])):
+                yield TopicPartition(row["topic"], row["partition"]), (row["epoch"], row["turn"]), row
+
+        resumed = {tp: turn for tp, turn, _ in turns({"kind": TurnKind.RESUME.value, "paused": False})}
+        found = dict[TopicPartition, PauseAct]()
+        for tp, turn, row in turns({"paused": True}):
+            if turn > resumed.get(tp, (-1, -1)):
+                found.setdefault(tp, PauseAct(row["settled_at"], row["actor"] or "", row["reason"] or ""))
+        return found
 
     def check_layout(self) -> None:
         """Raises ConfigError if the tables below the root have the first layout."""

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from ackline.errors import AcklineError
 from ackline.ledger.states import State
-from ackline.pipeline.folder import own_file, pipelines_folder
+from ackline.pipeline.folder import own_file, pipeline_files, pipelines_folder
 from ackline.pipeline.pipeline import load
 
 
@@ -25,6 +25,7 @@ class ListedFile:
     schedule: str | None = None
     words: tuple[str, ...] = ()
     """Its topics or their pattern, its group and its owner, in lower case."""
+    name: str | None = None
 
 
 NO_FILE = ListedFile()
@@ -39,17 +40,20 @@ def _listed(path: Path, modified_ns: int, size: int) -> ListedFile:
     kafka = pipeline.kafka
     words = [*(kafka.named_topics or ()), kafka.pattern, kafka.group_id, pipeline.owner]
     found = tuple(word.lower() for word in words if word)
-    return ListedFile(tuple(pipeline.tags), pipeline.owner, pipeline.schedule, found)
+    return ListedFile(tuple(pipeline.tags), pipeline.owner, pipeline.schedule, found, pipeline.name)
 
 
 def listed_file(name: str) -> ListedFile:
     """Returns what the file of a pipeline says of it now; nothing if there is no file, or if it can't be read."""
+    folder = pipelines_folder()
     try:
-        path = own_file(pipelines_folder(), name)
-        found = path.stat() if path is not None else None
+        path = own_file(folder, name)
+        stamps = [(each, each.stat()) for each in ([path] if path else pipeline_files(folder))]
     except OSError:
         return NO_FILE
-    return _listed(path, found.st_mtime_ns, found.st_size) if path and found else NO_FILE
+    # YAML can write the name in ways that only a parser reads.
+    listed = (_listed(each, found.st_mtime_ns, found.st_size) for each, found in stamps)
+    return next((file for file in listed if file.name == name), NO_FILE)
 
 
 @dataclass(frozen=True, slots=True)
