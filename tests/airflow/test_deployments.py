@@ -83,8 +83,9 @@ def check_reader(deployed: LocalAirflow, name: str, hidden: str) -> None:
         shown, not_shown = (f"/ackline{of_lane(path, each)}" for each in (name, hidden))
         assert get(deployed, shown)[0] == 401, path
         status, text, _ = get(deployed, shown, reader.token())
-        assert (status, name in text, hidden in text) == (200, True, False), path
-        assert hidden in get(deployed, not_shown, deployed.token())[1], path
+        names = path != "/failures"  # the failures of all pipelines, and these have none
+        assert (status, name in text, hidden in text) == (200, names, False), path
+        assert (hidden in get(deployed, not_shown, deployed.token())[1]) is names, path
         if not_shown != shown:  # the answer is the one for a pipeline that does not exist
             nothing = get(deployed, f"/ackline{of_lane(path, 'none')}", reader.token())[:2]
             assert get(deployed, not_shown, reader.token())[:2] == nothing, path

@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 54_383
-TESTS_CEILING = 66_969
+TESTS_CEILING = 66_970
 
 
 def lines(files: "list[Path]") -> int:
