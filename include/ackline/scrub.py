@@ -17,7 +17,7 @@ MESSAGE_LIMIT = 200
 """The most characters of an `error_message` that are stored."""
 MASK = "***"
 
-_SCANNED = 3 * MESSAGE_LIMIT
+SCANNED = 3 * MESSAGE_LIMIT
 """Characters of a message that are scrubbed: enough to fill MESSAGE_LIMIT after masking. A limit, because an exception
 may carry a whole payload, and scrubbing takes time."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ue000]+")
@@ -58,7 +58,7 @@ def scrub(message: str, payload: Iterable[bytes | str | None], kept: Collection[
     (`words_of_error`, `words_of_handler`), which stand in the code. Text that a handler computed from a payload (a
     hash, another encoding) is not recognized.
     """
-    text = _CONTROL.sub(" ", message[:_SCANNED])
+    text = _CONTROL.sub(" ", message[:SCANNED])
     text = _without_secrets(text)
     payload_text = "\n".join(_variants(payload))
     if payload_text:

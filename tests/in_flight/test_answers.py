@@ -12,7 +12,7 @@ import pytest
 
 from ackline.in_flight import decide
 from ackline.in_flight.ack_topic import range_to_read
-from ackline.in_flight.decide import decide_answers
+from ackline.in_flight.decide import NOT_MASKED, decide_answers
 from ackline.ledger.answers import Answer, parse_answer, parse_token
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import ErrorClass, Outcome
@@ -155,6 +155,46 @@ def test_the_first_answer_that_ends_an_attempt_counts_and_the_last_renewal() -> 
     assert [(run.start, run.value.kind, run.value.due) for run in lane.state().pending] == [
         (0, PendingKind.RETRY, NOON + timedelta(seconds=1)), (1, PendingKind.IN_FLIGHT, NOON + timedelta(seconds=6)),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_i13_what_the_reason_of_a_fail_shares_with_its_record_is_masked(isolation: str) -> None:
+    lane = AnsweredLane(kafka={"isolation": isolation})
+    lane.log().append(WAITS, lane.world.now, key=b"Ada Lovelace", headers=[("card", b"4929-1234"), ("none", None)])
+    lane.produce(WAITS)
+    lane.run()
+    lane.answer(0, "fail card 4929-1234 of ada LOVELACE is refused")
+    lane.answer(1, "fail Ada Lovelace is not of this record")
+    lane.at(1).run()
+    reasons = {row.offset: row.reason for row in lane.effective_rows() if row.error_class == ErrorClass.ACK_FAILED}
+    assert reasons == {0: "card ***-*** of *** *** is refused", 1: "Ada Lovelace is not of this record"}
+
+
+@pytest.mark.parametrize("lost", ["retention", "truncation", "no leader", "created again", "while it is read"])
+def test_i13_the_reason_of_a_fail_is_not_stored_if_its_record_can_not_be_read(lost: str) -> None:
+    """A record that has taken the offset of another one must not decide what is masked."""
+    lane = AnsweredLane(WAITS, WAITS).after_run()
+    lane.plan_and_replay()
+    lane.answer(0, "fail Ada Lovelace")
+    lane.answer(1, "fail")
+
+    def change() -> None:
+        if lost == "retention":
+            lane.log().start = 1
+        elif lost == "truncation":
+            lane.truncate(0, OK, OK)
+        elif lost == "no leader":
+            lane.log().has_leader = False
+        else:
+            lane.create("orders", records=2)
+
+    if lost == "while it is read":  # two answers are fetched, and then the record
+        lane.strike("fetch", lambda: lane.strike("fetch", lambda: lane.strike("fetch", change)))
+    else:
+        change()
+    lane.settle()
+    rows = [(row.offset, row.reason) for row in lane.effective_rows() if row.error_class == ErrorClass.ACK_FAILED]
+    assert rows == [(0, NOT_MASKED), (1, None)]
 
 
 def test_i6_the_letter_of_an_attempt_that_an_answer_fails_is_sent_by_the_next_turn() -> None:

@@ -22,10 +22,10 @@ CEILINGS = {
     "worker": 3_218,
     "trees": 4_361,
     "spark": 2_834,
-    "lane": 2_672,
+    "lane": 2_694,
     "outputs": 1_853,
-    "in_flight": 485,
-    "dead_letters": 229,
+    "in_flight": 514,
+    "dead_letters": 207,
     "steps": 1_667,
     "actions": 1_945,
     "answers": 1_631,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_383
-TESTS_CEILING = 66_970
+PACKAGE_CEILING = 54_412
+TESTS_CEILING = 67_010
 
 
 def lines(files: "list[Path]") -> int:

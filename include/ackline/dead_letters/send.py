@@ -8,7 +8,7 @@ turn sends it again. So the dead-letter topic may hold a letter twice, and never
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice, repeat
@@ -20,7 +20,7 @@ from ackline.errors import MissingRights
 from ackline.kafka.dead_letters import Letter
 from ackline.kafka.exact import Found, Gone
 from ackline.lane.adapters import Adapters
-from ackline.lane.log_checks import truncated_partitions
+from ackline.lane.log_checks import unchanged_logs
 from ackline.lane.rights import Right, rights_text
 from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
 from ackline.ledger.offsets import Int64s, TopicPartition, union
@@ -104,7 +104,7 @@ def send_dead_letters(
     """
     letters = {tp: state.pending.of_kind(PendingKind.DEAD_LETTER) for tp, state in states.items()}
     waiting: WaitingLetters = {tp: runs for tp, runs in letters.items() if runs}
-    unchanged = _unchanged_logs(adapters, plan, waiting, states)
+    unchanged = unchanged_logs(adapters, plan, waiting, states)
     waiting = {tp: waiting[tp] for tp in unchanged}
     topic = adapters.pipeline.dead_letter_topic
     if topic is None:
@@ -114,7 +114,7 @@ def send_dead_letters(
     decided = _send(adapters, plan, topic, waiting)
     # Checked again after reading: a topic that was created again between the first check and the read, or a log that
     # was truncated, has given other records. Their letters are sent, but they settle nothing of the old log.
-    still_unchanged = set(_unchanged_logs(adapters, plan, waiting, states))
+    still_unchanged = set(unchanged_logs(adapters, plan, waiting, states))
     return {tp: rows for tp, rows in decided.items() if rows and tp in still_unchanged}
 
 
@@ -145,28 +145,6 @@ def _send(adapters: Adapters, plan: Plan, topic: str, waiting: WaitingLetters) -
 def _runs_at(runs: PendingRuns, offsets: Int64s) -> PendingRuns:
     """Returns what is pending at these offsets, which ascend."""
     return runs.within(union((offsets, offsets + 1)))
-
-
-def _unchanged_logs(
-    adapters: Adapters, plan: Plan, waiting: Iterable[TopicPartition], states: Mapping[TopicPartition, PartitionState]
-) -> list[TopicPartition]:
-    """Returns the partitions of `waiting` whose log is unchanged since the plan, up to `complete_to`.
-
-    If the topic was created again, or the log was truncated and has grown again, the record at the offset is a
-    different one: a letter of it would settle a record that was never read. Dead letters of such partitions stay
-    pending, and so do those of partitions without a leader, whose log can't be checked.
-    """
-    topics = adapters.cluster.topics({tp.topic for tp in waiting})
-    with_leader = [
-        tp
-        for tp in waiting
-        if (topic := topics.get(tp.topic))
-        and topic.topic_id == plan.partitions[tp].topic_id
-        and topic.partitions.get(tp.partition)
-    ]
-    known = {tp: (states[tp].complete_to, plan.partitions[tp].log.leader_epoch) for tp in with_leader}
-    truncated = truncated_partitions(adapters, known, adapters.cluster.bounds(with_leader))
-    return [tp for tp in with_leader if tp not in truncated]
 
 
 def _letters(

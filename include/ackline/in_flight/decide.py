@@ -6,16 +6,19 @@ the run comes late. Time is the run's clock: a renewal and a deadline are judged
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain
 
 import numpy as np
 
-from ackline.errors import ConfigError
+from ackline.errors import AcklineError, ConfigError
 from ackline.in_flight.ack_topic import AnswerRange, expired_warnings, range_to_read, read_answers
 from ackline.kafka.exact import Found, Gone
+from ackline.kafka.fetching import headers_of
 from ackline.lane.adapters import Adapters
+from ackline.lane.log_checks import unchanged_logs
 from ackline.lane.ways_out import advises_void, void_advice
 from ackline.ledger.answers import SKIPPED_IN_TREE, Answer, Applied, Ignored, Keys, Token, parse_answer, parse_token
 from ackline.ledger.fold import PartitionState, PendingKind
@@ -23,8 +26,10 @@ from ackline.ledger.offsets import Int64s, TopicPartition
 from ackline.ledger.outcomes import AnswerKind, ErrorClass, Outcome, OutcomeRow
 from ackline.ledger.pending import LATEST_TIME, PendingRuns
 from ackline.ledger.turns import AckPosition, AnswerReport, Plan, PlannedPartition, SettledPartition, Settlement, TurnId
-from ackline.scrub import scrub
+from ackline.scrub import SCANNED, scrub
 
+NOT_MASKED = "a reason that is not stored: its record could not be read to mask it"
+"""The message of an attempt that an answer fails, in place of a reason that may quote the record."""
 _MAX_OFFSET = 2**63 - 1
 Key = tuple[TopicPartition, int]
 
@@ -70,9 +75,34 @@ def decide_answers(
             judge.take(answer.message.key(), answer.message.value())
         else:
             gone.append(answer)
+    judge.ended |= _masked(adapters, plan, states, judge.ended)
     rows = judge.rows(time_out=not wanted.hides_answers)
     warnings = (*wanted.warnings, *expired_warnings(wanted, gone))
     return rows, AnswerReport(wanted.after, dict(judge.counts), warnings)
+
+
+def _masked(
+    adapters: Adapters, plan: Plan, states: Mapping[TopicPartition, PartitionState], ended: Mapping[Key, OutcomeRow]
+) -> dict[Key, OutcomeRow]:
+    """Returns the rows of `ended` that hold a reason from outside, with what it shares with its record masked (I13). In
+    place of a reason whose record can't be read they hold NOT_MASKED: the answer counts all the same."""
+    reasons = {key: row.reason for key, row in ended.items() if row.answer is AnswerKind.FAIL and row.reason}
+    masked: dict[Key, str] = {}
+    if reasons:
+        wanted: dict[TopicPartition, list[int]] = {}
+        for tp, offset in sorted(reasons):
+            wanted.setdefault(tp, []).append(offset)
+        with suppress(AcklineError), adapters.reader() as reader:
+            tps, read = unchanged_logs(adapters, plan, wanted, states), dict[Key, str]()
+            for found in reader.read({tp: wanted[tp] for tp in tps}):
+                if isinstance(found, Found) and (headers := headers_of(found.message)) is not None:
+                    key, message = (found.topic_partition, found.offset), found.message
+                    payload = message.key(), message.value(), *(value for _, value in headers)
+                    read[key] = scrub(reasons[key], payload)
+            # Checked again: another record may have taken the offset before it was read.
+            unchanged = unchanged_logs(adapters, plan, tps, states)
+            masked = {key: reason for key, reason in read.items() if key[0] in unchanged}
+    return {key: ended[key]._replace(reason=masked.get(key, NOT_MASKED) or None) for key in reasons}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +229,7 @@ class _Judge:
             outcome, reason = (Outcome.ACKED, None) if skip is None else (Outcome.SKIPPED, SKIPPED_IN_TREE)
             self.ended[key] = OutcomeRow(offset, attempt, outcome, self.now, skip, None, reason, answer=AnswerKind.ACK)
         else:
-            # Settle does not read the record, so what the reason shares with it is not masked.
-            reason = scrub(answer.reason, ()) or None
+            reason = answer.reason[:SCANNED] or None  # masked once all answers are read
             self.counts[Applied.FAILED] += 1
             self.ended[key] = OutcomeRow(
                 offset, attempt, Outcome.FAILED, self.now, ErrorClass.ACK_FAILED, None, reason, answer=AnswerKind.FAIL

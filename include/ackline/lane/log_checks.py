@@ -26,7 +26,7 @@ from ackline.forms.arguments import id_of
 from ackline.lane.adapters import Adapters
 from ackline.lane.ways_out import Way, reset_advice
 from ackline.ledger.commit_rule import Committed
-from ackline.ledger.fold import OutcomeRow, PendingKind
+from ackline.ledger.fold import OutcomeRow, PartitionState, PendingKind
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, arrays_of, clipped, joined, ranges_of, union
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.planning import PartitionView
@@ -111,6 +111,28 @@ def truncated_partitions(adapters: Adapters, known: Known, logs: Logs) -> dict[T
         if leader_epoch is not None and log is not None and log.leader_epoch not in (None, leader_epoch):
             changed[tp] = offset, leader_epoch
     return adapters.cluster.truncated_at(changed) if changed else {}
+
+
+def unchanged_logs(
+    adapters: Adapters, plan: Plan, wanted: Iterable[TopicPartition], states: Mapping[TopicPartition, PartitionState]
+) -> list[TopicPartition]:
+    """Returns the partitions of `wanted` whose log is unchanged since the plan, up to `complete_to`.
+
+    If the topic was created again, or the log was truncated and has grown again, the record at an offset is a different
+    one: a letter of it would settle a record that was never read. The log of a partition without a leader can't be
+    checked, so it is none of them.
+    """
+    topics = adapters.cluster.topics({tp.topic for tp in wanted})
+    with_leader = [
+        tp
+        for tp in wanted
+        if (topic := topics.get(tp.topic))
+        and topic.topic_id == plan.partitions[tp].topic_id
+        and topic.partitions.get(tp.partition)
+    ]
+    known = {tp: (states[tp].complete_to, plan.partitions[tp].log.leader_epoch) for tp in with_leader}
+    truncated = truncated_partitions(adapters, known, adapters.cluster.bounds(with_leader))
+    return [tp for tp in with_leader if tp not in truncated]
 
 
 def check_not_truncated(
