@@ -13,7 +13,7 @@ from ackline.actions import void
 from ackline.actions.form import ACTIONS
 from ackline.actions.perform import entered_action
 from ackline.errors import ConfigError, FatalError
-from ackline.forms.form import Entered
+from ackline.forms.form import EVERYTHING, Entered
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.published import OutputsOfTurn, TableOfTurn
 from ackline.outputs.given_up import unpublished_turn
@@ -32,7 +32,8 @@ def adapters_of(lane: Lane) -> tuple[Any, Any]:
     store: Any = lane.store
     store.newest, store.lane = lambda: newest, "live"
     pipeline = SimpleNamespace(name="shop")
-    return SimpleNamespace(store=store, pipeline=pipeline, actor="ada", run_id="cli", now=lambda: NOW), newest
+    who = {"actor": "ada", "run_id": "cli", "now": lambda: NOW, "request": EVERYTHING}
+    return SimpleNamespace(store=store, pipeline=pipeline, **who), newest
 
 
 def beside(outputs: OutputsOfTurn, away: str) -> str:

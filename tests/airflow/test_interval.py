@@ -98,7 +98,8 @@ def test_a_run_without_a_data_interval_fails(run: IntervalRun) -> None:
             run.plan()
 
 
-@pytest.mark.parametrize("params", [{"max_records": 2}, {"only_retries": True}, {"partitions": ["orders[0]"]}], ids=str)
+@pytest.mark.parametrize("params", [{"max_records": 2}, {"only_retries": True}, {"partitions": ["orders[0]"]},
+                                    {"table_gone": ["totals"]}], ids=str)  # fmt: skip
 def test_params_of_a_live_turn_are_refused(params: dict[str, Any], run: IntervalRun) -> None:
     run.params = params
     with pytest.raises(AirflowFailException, match=f"{next(iter(params))}: a data interval is replayed whole"):

@@ -207,6 +207,7 @@ VALID: list[tuple[dict[str, Any], RunRequest]] = [
     ({"only_retries": True}, RunRequest(only_retries=True)),
     ({"partitions": ["orders[0]", "a.b_c-d[12]"]},
      RunRequest(partitions=frozenset({TopicPartition("orders", 0), TopicPartition("a.b_c-d", 12)}))),
+    ({"table_gone": ["totals"]}, RunRequest(table_gone=("totals",))),
 ]  # fmt: skip
 WRONG: list[dict[str, Any]] = [
     {"max_records": 0}, {"max_records": 101}, {"max_records": "5"}, {"max_records": 1.5}, {"only_retries": "yes"},
@@ -214,7 +215,7 @@ WRONG: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("values", "request_"), VALID, ids=["max_records", "only_retries", "partitions"])
+@pytest.mark.parametrize(("values", "request_"), VALID, ids=["max_records", "only_retries", "partitions", "table_gone"])
 def test_the_form_and_the_task_take_the_same_values(
     params: ParamsDict, values: dict[str, Any], request_: RunRequest
 ) -> None:

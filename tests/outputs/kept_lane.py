@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 
 from ackline.delta.files import DataFileWriter
 from ackline.delta.folder import Folder
+from ackline.forms.form import EVERYTHING
 from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
 from ackline.ledger.pending import Pending, PendingKind, PendingRuns
@@ -137,7 +138,7 @@ class Lane:
     def adapters(self) -> Any:
         blocks = [OutputBlock.model_validate({"from": "source.totals", "table": TABLE})]
         pipeline = SimpleNamespace(name="shop", topology=topology([], blocks))
-        return SimpleNamespace(store=self.store, pipeline=pipeline)
+        return SimpleNamespace(store=self.store, pipeline=pipeline, request=EVERYTHING)
 
     def partitions(self) -> Any:
         """The partition as a settlement holds it, with the records that are in flight."""

@@ -36,7 +36,7 @@ def adapters_of(root: Path, *kept: StagedTable) -> Any:
 
 
 def targets_of(adapters: Any) -> OutputTargets:
-    targets = output_targets(adapters, SimpleNamespace(turn=TURN))  # type: ignore[arg-type]
+    targets = output_targets(adapters, SimpleNamespace(turn=TURN, settings={}))  # type: ignore[arg-type]
     assert targets is not None
     return targets
 
@@ -99,7 +99,7 @@ def test_a_preview_writes_nothing_to_find_out_whether_it_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapters = adapters_of(tmp_path)
-    plan: Any = SimpleNamespace(turn=TURN, empty=False)
+    plan: Any = SimpleNamespace(turn=TURN, empty=False, settings={})
     probed: list[str] = []
     monkeypatch.setattr("ackline.outputs.checks.check_place", probed.append)
     check_outputs_of(adapters, plan, probe=False)

@@ -20,6 +20,7 @@ from ackline.delta import append
 from ackline.delta.files import DataFileWriter, partition_path
 from ackline.delta.folder import Folder
 from ackline.errors import ConfigError
+from ackline.forms.form import EVERYTHING
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.published import OutputsOfTurn, StagedFile, StagedTable
@@ -229,7 +230,7 @@ def publish_turn(ledger: Any, *sources: StagedTable) -> None:
     of_turn = write_table(ledger, OF_LANE, sources, root, AttemptOutcomes.read(ledger, OF_LANE))
     number = number_of(OF_LANE, 1)
     outputs = OutputsOfTurn({"totals": {application: [number]}}, number, None, {"totals": of_turn}, released=sources)
-    publish_table(SimpleNamespace(store=ledger), OF_LANE, outputs, "totals")  # type: ignore[arg-type]
+    publish_table(SimpleNamespace(store=ledger, request=EVERYTHING), OF_LANE, outputs, "totals")  # type: ignore[arg-type]
 
 
 def rows_of(ledger: Any) -> list[dict[str, Any]]:

@@ -9,10 +9,11 @@ import pytest
 from deltalake import DeltaTable
 
 from ackline.errors import ConfigError, FatalError, LedgerError
+from ackline.forms.form import EVERYTHING, RunRequest
 from ackline.ledger.published import OutputsOfTurn, application_of
 from ackline.ledger.turns import TurnId, TurnKind, number_of
 from ackline.outputs.checks import check_outputs, store_plan
-from ackline.outputs.expected import older_copies
+from ackline.outputs.expected import older_copies, unexpected
 from ackline.outputs.output_table import OutputTable
 from ackline.outputs.publish import publish_settled
 from ackline.pipeline.outputs import OutputBlock
@@ -53,7 +54,7 @@ def adapters_of(root: Path, *outputs: dict[str, Any], topics: tuple[str, ...] = 
     blocks = [OutputBlock.model_validate({"from": f"source.s{n}", **output}) for n, output in enumerate(outputs)]
     pipeline = SimpleNamespace(name="shop", topology=topology([], blocks), outputs=blocks)
     cluster = SimpleNamespace(topics=lambda wanted: {name: None for name in wanted if name in topics})
-    return SimpleNamespace(pipeline=pipeline, store=Store(root), cluster=cluster)
+    return SimpleNamespace(pipeline=pipeline, store=Store(root), cluster=cluster, request=EVERYTHING)
 
 
 def plan_run(adapters: Any, empty: bool = False) -> list[Any]:
@@ -227,6 +228,120 @@ def test_a_ledger_from_before_a_reset_is_found_by_its_table_until_its_epoch_is_a
             lane.run_fails(LedgerError, "turn 1 of lane live, epoch 1, .*ACKLINE_AUDIT is an older copy")
             assert lane.perform(TurnKind.RESET).plan.turn.epoch == epoch
         assert lane.run().calls == 1
+
+
+def rows_of(folder: Path) -> list[int]:
+    """The ids in an output table, sorted."""
+    found: list[int] = DeltaTable(str(folder)).to_pyarrow_table()["id"].to_pylist()
+    return sorted(found)
+
+
+def gone(lane: Any, name: str = "totals") -> Any:
+    """The adapters of a run that states that a table is gone."""
+    return lane.adapters(request=RunRequest(table_gone=(name,)))
+
+
+def test_a_table_that_is_gone_stops_each_run_until_one_states_that_it_is_gone() -> None:
+    """Its volume may not be mounted: a table that is made anew below the mount point holds a part of the rows."""
+    with lane_of(EMITS) as lane:
+        table, away = lane.root / "lane" / "outputs" / "totals", lane.root / "away"
+        lane.produce(b"{}")
+        lane.run()
+        table.rename(away)
+        lane.produce(b"{}")
+        command = "`ackline run lane --table-gone totals`"
+        for _ in range(2):
+            lane.run_fails(LedgerError, f"totals does not exist any more, .*not mounted, mount it.*anew with {command}")
+        assert (lane.newest().turn.n, lane.adapters().newest_and_open_plan()[1], table.exists()) == (1, None, False)
+        away.rename(table)
+        lane.run()
+        assert rows_of(table) == [0, 1]
+        shutil.rmtree(table)
+        lane.produce(b"{}")
+        with pytest.raises(ConfigError, match=r"table_gone: total is no output table of lane; did you mean totals\?"):
+            lane.run(gone(lane, "total"))
+        lane.run(gone(lane, f"file://{table}"))
+        lane.produce(b"{}")
+        lane.run()
+        assert rows_of(table) == [2, 3]
+
+
+def test_a_run_without_a_record_states_for_all_later_ones_that_a_table_is_gone() -> None:
+    with lane_of(EMITS) as lane:
+        table = lane.root / "lane" / "outputs" / "totals"
+        lane.produce(b"{}")
+        lane.run()
+        shutil.rmtree(table)
+        lane.run()
+        lane.run(gone(lane))
+        assert not table.exists()
+        lane.produce(b"{}")
+        lane.run()
+        assert rows_of(table) == [1]
+
+
+def test_a_table_that_goes_after_the_plan_or_the_settlement_is_not_made_anew_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with lane_of(EMITS) as lane:
+        table = lane.root / "lane" / "outputs" / "totals"
+        lane.produce(b"{}")
+        lane.run()
+        lane.produce(b"{}")
+        lane.plan_and_replay()
+        table.rename(lane.root / "away")
+        with pytest.raises(LedgerError, match=r"totals does not exist any more.*ackline void lane --reason"):
+            lane.settle()
+        (lane.root / "away").rename(table)
+        with monkeypatch.context() as patch:
+            patch.setattr(OutputTable, "append", away)
+            lane.run_fails(FatalError, "the table is away")
+        shutil.rmtree(table)
+        lane.run_fails(LedgerError, "does not exist any more.*`ackline void lane --give-up totals --reason")
+        assert (lane.newest().turn.n, lane.committed(), table.exists()) == (2, 1, False)
+        lane.run(gone(lane))
+        assert (lane.committed(), rows_of(table)) == (2, [1])
+
+
+def test_a_table_of_the_live_lane_that_is_gone_stops_a_backfill() -> None:
+    with lane_of(EMITS) as lane:
+        lane.produce(b"{}")
+        lane.run()
+        shutil.rmtree(lane.root / "lane" / "outputs" / "totals")
+        backfill = lane.adapters_of(lane.adapters().pipeline, "backfill-b")
+        turn = TurnId("lane", "backfill-b", 0, 1)
+        error = unexpected(backfill.store, turn, "totals", {})
+        assert "`ackline run lane --table-gone totals`" in str(error)
+        error = unexpected(backfill.store, turn, "totals", {"totals": {"id": [1]}})
+        assert "`ackline backfill lane --cancel b`" in str(error)
+        lane.run(gone(lane))
+        assert unexpected(backfill.store, turn, "totals", {}) is None
+
+
+@pytest.mark.parametrize("change", [shutil.move, shutil.copytree], ids=["moved", "copied"])
+def test_a_table_that_was_moved_goes_on_under_its_new_place_and_its_old_copy_is_found_there(change: Any) -> None:
+    """By the number of its newest turn, which the ledger knows of its old place."""
+    with lane_of(EMITS) as lane:
+        table, moved = lane.root / "lane" / "outputs" / "totals", lane.root / "lake"
+        lane.produce(b"{}")
+        lane.run()
+        older = shutil.copytree(table, lane.root / "older")
+        lane.produce(b"{}")
+        lane.run()
+        change(table, moved)
+        lane.settings["outputs"] = [{"from": "source", "table": f"file://{moved}"}]
+        lane.produce(b"{}")
+        lane.run()
+        lane.produce(b"{}")
+        lane.run()
+        assert rows_of(moved) == [0, 1, 2, 3]
+        known = OutputsOfTurn.decode(lane.newest().outputs).expected
+        assert set(known) == {f"file://{moved}", *(["totals"] if change is shutil.copytree else [])}
+        shutil.rmtree(moved)
+        lane.settings["outputs"] = [{"from": "source", "table": f"file://{older}"}]
+        lane.produce(b"{}")
+        names = f"file://{moved}"
+        lane.run_fails(LedgerError, f"older holds turn 1 .*older copy of the ledger. Or was it moved from {names}")
 
 
 def test_doctor_names_the_outputs(tmp_path: Path) -> None:

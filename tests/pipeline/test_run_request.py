@@ -14,8 +14,10 @@ PARTITIONS = st.frozensets(
     st.builds(TopicPartition, st.from_regex(r"[a-zA-Z0-9._-]{1,20}", fullmatch=True), st.integers(0, 2**31)), min_size=1
 )
 
+TABLES = st.lists(st.text(), max_size=3).map(tuple)
 
-@given(st.builds(RunRequest, st.none() | st.integers(1, 2**40), st.booleans(), st.none() | PARTITIONS))
+
+@given(st.builds(RunRequest, st.none() | st.integers(1, 2**40), st.booleans(), st.none() | PARTITIONS, TABLES))
 def test_a_plan_stores_the_request(request: RunRequest) -> None:
     assert RunRequest.of_plan({"name": "orders", **request.settings()}) == request
 

@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_154,
-    "ledger": 3_695,
+    "ledger": 3_701,
     "pipeline": 3_318,
-    "forms": 991,
+    "forms": 1_002,
     "kafka": 2_772,
     "delta": 2_627,
     "tables": 2_394,
@@ -22,23 +22,23 @@ CEILINGS = {
     "worker": 3_218,
     "trees": 4_361,
     "spark": 2_834,
-    "lane": 2_694,
-    "outputs": 1_853,
+    "lane": 2_704,
+    "outputs": 1_932,
     "in_flight": 514,
     "dead_letters": 207,
-    "steps": 1_667,
+    "steps": 1_681,
     "actions": 1_945,
     "answers": 1_631,
     "backfill": 1_136,
     "airflow": 2_506,
     "ui": 2_483,
     "local": 2_262,
-    "cli": 4_245,
+    "cli": 4_246,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_412
-TESTS_CEILING = 67_010
+PACKAGE_CEILING = 54_533
+TESTS_CEILING = 67_135
 
 
 def lines(files: "list[Path]") -> int:

@@ -294,6 +294,9 @@ STATES = {
     "an output table or the ledger is an older copy": (
         f"{OUTPUTS}an_older_copy_of_a_table_under_an_unpublished_turn_is_told_to_give_the_rows_up_before_the_reset"
     ),
+    "an output table does not exist any more": (
+        "tests/outputs/test_turn.py::test_a_table_that_is_gone_stops_each_run_until_one_states_that_it_is_gone"
+    ),
     "rows that wait for records in flight are lost": (
         "tests/outputs/test_keep.py::"
         "test_no_turn_but_one_that_drops_what_waits_is_planned_while_rows_that_wait_are_gone"

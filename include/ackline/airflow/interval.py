@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 5
 """Seconds between two looks of the triggerer at the state of the run of `backfill__NAME`."""
-LIVE_PARAMS = ("max_records", "only_retries", "partitions")
-"""The params of a run that bound a turn of the live lane."""
+LIVE_PARAMS = ("max_records", "only_retries", "partitions", "table_gone")
+"""The params of a run that are for a turn of the live lane."""
 
 
 @dataclass(frozen=True, slots=True)

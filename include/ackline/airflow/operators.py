@@ -1,8 +1,8 @@
 """The operators of the three steps. plan and settle run in the Airflow task, replay in a Spark driver of its own.
 
 A step imports what it needs (Spark, Delta, the Kafka client) when it runs, not when its DAG is parsed. The operators
-read the params `max_records`, `only_retries` and `partitions` of a DAG run, and no other: a user who may trigger
-`replay__NAME` decides when it runs and how little it reads, not what it does.
+read the params `max_records`, `only_retries`, `partitions` and `table_gone` of a DAG run, and no other: a user who may
+trigger `replay__NAME` decides when it runs, how little it reads and which tables are gone, not what it does.
 """
 
 import os

@@ -28,6 +28,7 @@ from ackline.forms.form import (
     MAX_RECORDS,
     ONLY_RETRIES,
     PARTITIONS,
+    TABLE_GONE,
     TOPICS,
     Entered,
     Field,
@@ -341,7 +342,7 @@ def request_of(adapters: Adapters, values: Mapping[str, Any]) -> RunRequest:
     """
     topics, partitions = values[TOPICS.name], values[PARTITIONS.name]
     choice = choice_of(topics, partitions)
-    bounds = {field.name: values[field.name] for field in (MAX_RECORDS, ONLY_RETRIES)}
+    bounds = {field.name: values[field.name] for field in (MAX_RECORDS, ONLY_RETRIES, TABLE_GONE)}
     asked = run_request(Entered(bounds, by_option=True), adapters.pipeline.max_records_per_run)
     if not (topics or partitions):
         return asked

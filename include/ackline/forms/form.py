@@ -3,9 +3,9 @@
 A field is declared once. So the two can't differ in a name, a bound or an explanation, and both pass what a user has
 entered on as `Entered`, which the same functions read.
 
-Here is also the form of a run: fewer records than the file allows, only retries, only some partitions. The plan stores
-this request with its settings: every process that works on the turn, and the next turns of the same run, read it there,
-and the tables show it. A plan that is open already keeps its own request.
+Here is also the form of a run: fewer records than the file allows, only retries, only some partitions, and which output
+tables are gone. The plan stores this request with its settings: every process that works on the turn, and the next
+turns of the same run, read it there, and the tables show it. A plan that is open already keeps its own request.
 """
 
 import re
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from ackline.errors import ConfigError
 from ackline.ledger.offsets import TopicPartition
+from ackline.scrub import scrub_address
 
 T = TypeVar("T")
 NUMBER = "^[0-9]{1,10}$"
@@ -152,13 +153,17 @@ ONLY_PARTITIONS = Field(
     help="Partitions such as orders[0] (empty: all; the others are not read)",
     pattern=r"^[a-zA-Z0-9._-]{1,249}\[(0|[1-9][0-9]{0,9})\]$",
 )  # fmt: skip
+TABLE_GONE = Field(
+    name="table_gone", option="--table-gone", type=FieldType.TEXTS, title="Tables that are gone",
+    help="Make this output table anew, although the ledger has published rows there and it does not exist any more",
+)  # fmt: skip
 INTERVAL_OFFSETS = Field(
     name="confirm_offsets", option="", type=FieldType.NUMBER, title="Offsets of an interval", minimum=1, maximum=10**12,
     in_command=False, help="Only for Airflow's own backfill. An interval of more offsets than this is refused.",
 )  # fmt: skip
 RUN_FIELDS = (
     replace(TOPICS, in_dag=False), replace(PARTITIONS, in_dag=False), MAX_RECORDS, ONLY_RETRIES, ONLY_PARTITIONS,
-    INTERVAL_OFFSETS,
+    TABLE_GONE, INTERVAL_OFFSETS,
 )  # fmt: skip
 """The fields of a run. The command chooses partitions by topic and number, a DAG run by their names."""
 SETTING = "run"
@@ -175,6 +180,8 @@ class RunRequest:
     """Whether the run reads due retries alone, and no fresh offset."""
     partitions: frozenset[TopicPartition] | None = None
     """The partitions that the run reads; None for all. The others are committed again, and not read."""
+    table_gone: tuple[str, ...] = ()
+    """The output tables that may be made anew although the ledger has published there."""
 
     def includes(self, tp: TopicPartition) -> bool:
         """Returns whether the run may read a partition."""
@@ -189,6 +196,8 @@ class RunRequest:
             given["only_retries"] = True
         if self.partitions is not None:
             given["partitions"] = [str(tp) for tp in sorted(self.partitions)]
+        if self.table_gone:
+            given["table_gone"] = list(self.table_gone)
         return {SETTING: given} if given else {}
 
     def shown(self) -> str:
@@ -198,7 +207,8 @@ class RunRequest:
         words = [f"{MAX_RECORDS.option} {self.max_records}"] if self.max_records is not None else []
         words += [ONLY_RETRIES.option] if self.only_retries else []
         words += [f"{TOPICS.option} {topic}" for topic in topics]
-        return " ".join([*words, *(f"{PARTITIONS.option} {number}" for number in numbers)])
+        words += [f"{PARTITIONS.option} {number}" for number in numbers]
+        return " ".join([*words, *(f"{TABLE_GONE.option} {scrub_address(table)}" for table in self.table_gone)])
 
     @classmethod
     def of_plan(cls, settings: Mapping[str, Any]) -> "RunRequest":
@@ -225,4 +235,5 @@ def run_request(entered: Entered, limit: int | None = None) -> RunRequest:
             raise entered.wrong(ONLY_PARTITIONS, "one is not a partition; write it as orders[0]")
     parts = [name.removesuffix("]").rpartition("[") for name in names or ()]
     chosen = frozenset(TopicPartition(topic, int(partition)) for topic, _, partition in parts)
-    return RunRequest(number, entered.value(ONLY_RETRIES), None if names is None else chosen)
+    gone = tuple(entered.value(TABLE_GONE) or ())
+    return RunRequest(number, entered.value(ONLY_RETRIES), None if names is None else chosen, gone)

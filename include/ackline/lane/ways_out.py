@@ -35,6 +35,7 @@ class Way(StrEnum):
     """The commands. `…` stands for the operator's reason."""
 
     RUN = "run {name}"
+    TABLE_GONE = "run {name} --table-gone {table}"
     GO_ON = "backfill {name} --id {id}"
     VOID = "void {name}{lane} --reason …"
     GIVE_UP = "void {name}{lane} --give-up {table} --reason …"
@@ -172,6 +173,15 @@ def older_copy_advice(lane: Lane) -> str:
     if lane.lane != LIVE:
         return f"{start_over(lane)}, and choose its offsets in another one"
     return f"`{Way.RESET.of(lane, to='OFFSET')}` (`--to floor` goes on where the ledger is)"
+
+
+def table_gone_advice(lane: Lane, table: str, of_live: bool) -> str:
+    """Returns the sentence that names the way out of a lane whose output table does not exist any more. `of_live` is
+    whether the live lane has published there."""
+    way = f"make it anew with `{Way.TABLE_GONE.of(lane, table=table)}`"
+    if not of_live:
+        way = f"{start_over(lane)}, and choose its offsets in another one"
+    return f"If it is gone for good, {way}"
 
 
 def reset_advice(lane: Lane, tp: TopicPartition, to: str | int) -> str:

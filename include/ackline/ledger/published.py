@@ -172,6 +172,12 @@ def expected_of_held(numbers: Numbers, application: str, held: Mapping[str, int]
     return found
 
 
+def copied_from(held: Mapping[str, int], expected: Mapping[str, Numbers]) -> list[str]:
+    """Returns the tables of `expected` of which a table with the transaction ids `held` is the newest copy: it holds a
+    turn that is expected there, and a number stands for one turn and what that publishes."""
+    return [place for place, ids in expected.items() if any(held.get(id_) in numbers for id_, numbers in ids.items())]
+
+
 def _only(numbers: Numbers, application: str, of_id: Sequence[int]) -> Numbers:
     """Returns the numbers of a table whose newest turn is published under `application`."""
     return {**dict.fromkeys(numbers, ()), application: of_id}

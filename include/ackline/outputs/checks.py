@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 
 from ackline.delta.folder import prove_conditional_put
 from ackline.errors import ConfigError, LedgerError
+from ackline.forms.form import EVERYTHING, RunRequest
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import Publish
 from ackline.lane.ways_out import Way, advises_numbers
 from ackline.ledger.published import kept_after
 from ackline.ledger.turns import Plan, Settlement, TurnId, TurnKind, check_numbered
-from ackline.outputs.expected import expected_of, older_copy_error, unexpected
+from ackline.outputs.expected import as_found, expected_of, gone_tables, unexpected
 from ackline.outputs.output_table import (
     check_columns,
     check_place,
@@ -46,7 +47,7 @@ def check_outputs_of(adapters: Adapters, plan: Plan, probe: bool = True) -> None
     turn may publish wait since earlier turns, and settle looks at their tables before it stores the settlement.
     """
     if not plan.empty:
-        _checked_columns(adapters, probe)
+        _checked_columns(adapters, probe, RunRequest.of_plan(plan.settings))
 
 
 def output_targets(adapters: Adapters, plan: Plan) -> "OutputTargets | None":
@@ -63,7 +64,8 @@ def output_targets(adapters: Adapters, plan: Plan) -> "OutputTargets | None":
     has_topics = any(output.topic is not None for output in outputs_of(adapters))
     # Tasks of another machine have none of the driver's files.
     kafka = inlined_certificates({name: str(value) for name, value in adapters.kafka.items()}) if has_topics else {}
-    return _targets(adapters, plan.turn, staging_folder(adapters, plan.turn), _checked_columns(adapters), kafka)
+    columns = _checked_columns(adapters, request=RunRequest.of_plan(plan.settings))
+    return _targets(adapters, plan.turn, staging_folder(adapters, plan.turn), columns, kafka)
 
 
 def targets_to_try(adapters: Adapters, turn: TurnId, folder: str) -> "OutputTargets | None":
@@ -96,14 +98,16 @@ def _targets(
     )
 
 
-def _checked_columns(adapters: Adapters, probe: bool = True) -> dict[int, dict[str, str] | None]:
+def _checked_columns(
+    adapters: Adapters, probe: bool = True, request: RunRequest = EVERYTHING
+) -> dict[int, dict[str, str] | None]:
     """Returns the columns of each output table, by the number of the output; None if tasks infer them."""
     outputs = [output for output in outputs_of(adapters) if output.table is not None]
     _check_topics(adapters)
     _check_distinct_tables(adapters, outputs)
     columns = {output.number: _columns(adapters, output, probe) for output in outputs}
     if outputs:
-        _check_expected(adapters, outputs)
+        _check_expected(adapters, outputs, request)
         _check_kept_columns(adapters, {output.table: columns[output.number] for output in outputs if output.table})
     return columns
 
@@ -171,24 +175,25 @@ def _initial_columns(adapters: Adapters, output: Output) -> dict[str, str]:
     return {name: kind for table in staged for name, kind in table.columns.items()}
 
 
-def _check_expected(adapters: Adapters, outputs: Iterable[Output]) -> None:
-    """Raises LedgerError if the ledger or an output table is an older copy: before a turn is planned that could not be
-    published."""
+def _check_expected(adapters: Adapters, outputs: Iterable[Output], request: RunRequest) -> None:
+    """Raises LedgerError if the ledger or an output table is an older copy, or if a table is gone to which the ledger
+    has published: before a turn is planned that could not be published."""
     newest, store = adapters.store.newest(), adapters.store
     if newest is None:
         return
     # A lane that has published nothing yet is looked at, too: its table may be newer than this copy of the ledger.
-    expected = expected_of(store, newest)
-    for output in outputs:
-        place = place_of(store, str(output.table), expected)
-        why = unexpected(store, newest.turn, place, expected.get(place, {}))
-        if why is not None:
+    known = expected_of(store, newest)
+    places = [place_of(store, str(output.table), known) for output in outputs]
+    expected = as_found(store, known, places, gone_tables(store, request, known))
+    for place in places:
+        error = unexpected(store, newest.turn, place, expected)
+        if error is not None:
             now = store.newest()
             if now is None or now.turn != newest.turn:
                 return  # another process has published a later turn meanwhile, and this one's plan is refused
             plan = store.open_plan(now)
             first = f"close {plan.turn}, which is open, with `{Way.VOID.of(plan.turn)}`" if plan is not None else ""
-            raise older_copy_error(newest.turn, why, first)
+            raise unexpected(store, newest.turn, place, expected, first) or error
 
 
 def store_plan(adapters: Adapters, newest: Settlement, plan: Plan, publish: Publish) -> bool:

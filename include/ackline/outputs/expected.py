@@ -4,14 +4,16 @@ The settlements hold the numbers of the turns that each table may hold as its ne
 table is looked at before a run is planned, before its turn is settled, and before the turn is published.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from ackline.errors import AcklineError, LedgerError
-from ackline.lane.ways_out import older_copy_advice
-from ackline.ledger.published import Numbers, OutputsOfTurn, application_of, older_copy
-from ackline.ledger.turns import Settlement, TurnId, is_backfill
-from ackline.outputs.output_table import table_of
+from ackline.forms.form import RunRequest
+from ackline.lane.ways_out import older_copy_advice, table_gone_advice
+from ackline.ledger.published import Numbers, OutputsOfTurn, application_of, copied_from, older_copy
+from ackline.ledger.turns import LIVE, Settlement, TurnId, is_backfill
+from ackline.outputs.output_table import place_of, table_of
+from ackline.scrub import scrub_address
 from ackline.tables.store import LedgerStore
 
 
@@ -24,11 +26,71 @@ def expected_of(store: LedgerStore, newest: Settlement) -> Mapping[str, Numbers]
     return outputs.expected_after(store.given_up(newest.turn))
 
 
-def unexpected(store: LedgerStore, turn: TurnId, place: str, expected: Numbers) -> str | None:
-    """Returns why an output table or the ledger is an older copy, if the table does not hold what is `expected` after a
-    turn; None if it does."""
-    held = table_of(store, place).transactions()
-    return older_copy(turn, place, held, application_of(store.ledger_id(), turn), expected)
+def gone_tables(store: LedgerStore, request: RunRequest, known: Iterable[str]) -> set[str]:
+    """Returns the places of the tables that may be made anew although the ledger has published there: an operator has
+    stated with a run that they are gone."""
+    return {place_of(store, name, known) for name in request.table_gone}
+
+
+def as_found(
+    store: LedgerStore, expected: Mapping[str, Numbers], places: Iterable[str], gone: Collection[str] = ()
+) -> dict[str, Numbers]:
+    """Returns what output tables may hold, for tables as they are at `places`. A table that was moved there, or is the
+    newest copy of another one, may hold what that one may. Nothing is expected of one that is `gone`."""
+    found = dict(expected)
+    for place in places:
+        if place in found and place not in gone:
+            continue
+        with suppress(AcklineError):  # of a table that can't be read, which is another state
+            state = table_of(store, place).state()
+            if state is None:
+                found.pop(place, None)
+            elif place not in found and (of := copied_from(state.transactions, found)):
+                away = [other for other in of if table_of(store, other).state() is None][:1]
+                found[place] = found[(away or of)[0]]
+                for other in away:
+                    del found[other]
+    return found
+
+
+def unexpected(
+    store: LedgerStore, turn: TurnId, place: str, expected: Mapping[str, Numbers], first: str = ""
+) -> LedgerError | None:
+    """Returns the error to raise if an output table does not hold what is `expected` after a turn; None if it does.
+    `first` is what an operator has to do before the lane takes a reset, as part of a sentence."""
+    state, numbers = table_of(store, place).state(), expected.get(place, {})
+    if state is not None:
+        why = _why_older(store, turn, place, state.transactions, expected)
+        return older_copy_error(turn, why, first) if why is not None else None
+    if any(numbers.values()):
+        return table_gone_error(turn, place)
+    if turn.lane != LIVE and (newest := (live := store.other_lane(LIVE)).newest()) is not None:
+        of_live = expected_of(live, newest)
+        if any(of_live.get(place_of(store, place, of_live), {}).values()):
+            return table_gone_error(newest.turn, place)
+    return None
+
+
+def _why_older(
+    store: LedgerStore, turn: TurnId, place: str, held: Mapping[str, int], expected: Mapping[str, Numbers]
+) -> str | None:
+    """Returns why an output table or the ledger is an older copy; None if neither is."""
+    numbers = expected.get(place, {})
+    why = older_copy(turn, place, held, application_of(store.ledger_id(), turn), numbers)
+    if why is None or any(numbers.values()):
+        return why
+    moved = [other for other in expected if other != place and table_of(store, other).state() is None]
+    names = ", ".join(map(scrub_address, moved))
+    return f"{why}. Or was it moved from {names}? Then it is an older copy of that table" if moved else why
+
+
+def table_gone_error(turn: TurnId, place: str) -> LedgerError:
+    """Returns the error of an output table in which a lane has published, and which does not exist any more."""
+    return LedgerError(
+        f"the output table {scrub_address(place)} does not exist any more, and rows of lane {turn.lane} were published "
+        f"there. If its volume is not mounted, mount it; if the table was moved, link it from there. "
+        f"{table_gone_advice(turn, place, of_live=turn.lane == LIVE)}"
+    )
 
 
 def older_copy_error(turn: TurnId, why: str, first: str = "") -> LedgerError:
@@ -44,9 +106,11 @@ def older_copies(store: LedgerStore, newest: Settlement) -> dict[str, str]:
     """Returns by output table why the table or the ledger is an older copy; empty if each table that can be read holds
     what the lane of the store has published there last."""
     found = dict[str, str]()
-    for place, expected in expected_of(store, newest).items():
+    expected = expected_of(store, newest)
+    for place in expected:
         with suppress(AcklineError):  # of a table that can't be read, which is another state
-            if why := unexpected(store, newest.turn, place, expected):
+            state = table_of(store, place).state()
+            if state is not None and (why := _why_older(store, newest.turn, place, state.transactions, expected)):
                 found[place] = why
     return found
 

@@ -24,7 +24,7 @@ from ackline.lane.adapters import Adapters
 from ackline.lane.ways_out import give_up_advice
 from ackline.ledger.published import FinalFile, OutputsOfTurn, StagedTable, older_copy
 from ackline.ledger.turns import Settlement, TurnId
-from ackline.outputs.expected import older_copy_error
+from ackline.outputs.expected import gone_tables, older_copy_error, table_gone_error
 from ackline.outputs.output_table import check_staged_columns, location_of, table_of
 from ackline.outputs.staged import (
     check_kept_files,
@@ -127,17 +127,22 @@ def _rows_lost(adapters: Adapters, turn: TurnId, place: str) -> LedgerError:
 
 
 def has_turn(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn, place: str) -> bool:
-    """Returns whether an output table has the rows of a settled turn. Raises LedgerError if the table holds another
-    turn than the one before it: then the ledger or the table is an older copy, and rows would be missing or published
-    under a turn that has others."""
-    held, application = table_of(adapters.store, place).transactions(), outputs.application(place)
+    """Returns whether an output table has the rows of a settled turn. Raises LedgerError if the table is gone, or holds
+    another turn than the one before it: then the ledger or the table is an older copy, and rows would be missing or
+    published under a turn that has others."""
+    state, application = table_of(adapters.store, place).state(), outputs.application(place)
+    held = state.transactions if state is not None else {}
     if held.get(application) == outputs.number:
         return True
     newest = adapters.store.newest()
     if newest is not None and (newest.turn.epoch, newest.turn.n) > (turn.epoch, turn.n):
         return True  # the caller is late: a later turn is planned only when each table has this one
+    expected = outputs.expected_before(place)
+    was_there = outputs.tables[place].files is not None or any(expected.values())
+    if state is None and was_there and place not in gone_tables(adapters.store, adapters.request, outputs.tables):
+        raise table_gone_error(turn, place)
     # No other turn, and so no reset, is planned until the rows of this one are published or given up.
-    why = older_copy(turn, place, held, application, outputs.expected_before(place))
+    why = older_copy(turn, place, held, application, expected)
     if why is not None:
         raise older_copy_error(turn, why, give_up_advice(turn, place))
     return False

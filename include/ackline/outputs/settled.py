@@ -16,6 +16,7 @@ from hashlib import sha256
 from ackline.delta.errors import folder_errors, storage_errors, unusable_folder
 from ackline.delta.folder import Folder
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
+from ackline.forms.form import RunRequest
 from ackline.lane.adapters import Adapters
 from ackline.lane.ways_out import advises_void, kept_rows_advice
 from ackline.ledger.offsets import TopicPartition
@@ -32,7 +33,7 @@ from ackline.ledger.published import (
     kept_after,
 )
 from ackline.ledger.turns import IDENTITY_BITS, Plan, SettledPartition, Settlement, TurnKind, number_of
-from ackline.outputs.expected import expected_of, older_copy_error, unexpected
+from ackline.outputs.expected import as_found, expected_of, gone_tables, unexpected
 from ackline.outputs.kept_rows import KeptRows, check_readable, keep_rows
 from ackline.outputs.output_table import check_staged_columns, location_of, place_of, table_of
 from ackline.outputs.staged import (
@@ -84,14 +85,18 @@ def _settled_outputs(
     expected = dict(expected_of(adapters.store, before))
     if plan.kind.opens_epoch:
         expected = {place: _held(adapters, place, numbers, application) for place, numbers in expected.items()}
+    gone = gone_tables(adapters.store, RunRequest.of_plan(plan.settings), expected)
+    expected = as_found(adapters.store, expected, gone, gone)
     if execution is None and not kept_after(before.outputs):
         return OutputsOfTurn(expected).encode()
     of_turn = _staged_tables(adapters, plan, execution)
     attempts = cache(lambda: AttemptOutcomes.read(adapters.store, plan.turn))
     kept = _kept_after_turn(adapters, plan, before, settled, of_turn or (), outcomes, attempts)
     tables = {}
-    for place, sources in _sources(adapters, of_turn, kept, expected).items():
-        table = _written(adapters, plan, place, sources, attempts, expected.get(place, {}))
+    by_place = _sources(adapters, of_turn, kept, expected)
+    expected = as_found(adapters.store, expected, by_place)
+    for place, sources in by_place.items():
+        table = _written(adapters, plan, place, sources, attempts, expected)
         if table.rows or table.files is None:
             tables[place] = table
     # Two processes that settle the turn from the same rows publish the same under the same number.
@@ -168,7 +173,7 @@ def _written(
     place: str,
     sources: Sequence[StagedTable],
     attempts: Callable[[], AttemptOutcomes],
-    expected: Numbers,
+    expected: Mapping[str, Numbers],
 ) -> TableOfTurn:
     """Returns the rows of the turn in one table, written to its final files."""
     root = staging_root(adapters)
@@ -176,8 +181,8 @@ def _written(
         if not sources:
             raise rows_gone(plan.turn, root, "the manifest of the turn")
         with advises_void(plan.turn, (ConfigError, FatalError)):
-            if why := unexpected(adapters.store, plan.turn, place, expected):
-                raise older_copy_error(plan.turn, why)
+            if error := unexpected(adapters.store, plan.turn, place, expected):
+                raise error
             return write_table(adapters.store, plan.turn, sources, Folder(root), attempts())
     except (ConfigError, FatalError, TransientError) as error:
         if not claims(plan):

@@ -4,7 +4,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ackline.errors import ConfigError, GroupMoved, TooFarBehind, TopicChanged
+from ackline.errors import ConfigError, GroupMoved, TooFarBehind, TopicChanged, did_you_mean
+from ackline.forms.form import TABLE_GONE
 from ackline.in_flight.ack_topic import start_position
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import CommitCheck, commit_metadata_of, may_restore
@@ -26,6 +27,9 @@ from ackline.ledger.pending import PendingKind
 from ackline.ledger.planning import Limits, PartitionView
 from ackline.ledger.turns import ACK_POSITION, Plan, PlannedPartition, Settlement, TurnKind
 from ackline.outputs.expected import older_copies, older_copy_error
+from ackline.outputs.output_table import location_of
+from ackline.outputs.staged import outputs_of
+from ackline.scrub import scrub_address
 
 log = logging.getLogger(__name__)
 Views = Mapping[TopicPartition, PartitionView]
@@ -43,7 +47,7 @@ def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: 
     was moved, under `on_external_reset: follow` (S36); a skip if a partition is too far behind, under the policy `skip`
     (S45), unless this run has `skipped` before. Raises as `ackline.steps.plan.plan` does if the lane can't go on.
     """
-    _check_requested_partitions(adapters, newest)
+    _check_request(adapters, newest)
     views, moves = _views(adapters, newest, view)
     # Nothing below is decided before every readable log is known to be the one that was read. In another log the same
     # offsets mean other records, and a truncated log would count as one with nothing new (S42).
@@ -111,7 +115,17 @@ def limits_of(adapters: Adapters, max_records: int | None, fresh: bool = True) -
     )
 
 
-def _check_requested_partitions(adapters: Adapters, newest: Settlement) -> None:
+def _check_request(adapters: Adapters, newest: Settlement) -> None:
+    tables = {
+        output.table: location_of(adapters.store, output.table) for output in outputs_of(adapters) if output.table
+    }
+    for name in adapters.request.table_gone:
+        if location_of(adapters.store, name) not in tables.values():
+            raise ConfigError(
+                f"{TABLE_GONE.name}: {scrub_address(name)} is no output table of {adapters.pipeline.name}"
+                f"{did_you_mean(name, tables)}. Nothing was planned",
+                key=TABLE_GONE.name,
+            )
     unknown = sorted((adapters.request.partitions or frozenset()) - newest.partitions.keys())
     if unknown:
         names = ", ".join(map(str, unknown[:_NAMED]))
