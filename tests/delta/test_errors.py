@@ -1,6 +1,7 @@
 """What delta-rs, Arrow, obstore and the file system raise becomes one of Ackline's errors, in one place."""
 
 import ast
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from deltalake.exceptions import DeltaError
 from obstore.exceptions import GenericError
 
 import ackline.errors
-from ackline.delta.errors import cause_of, folder_errors, unusable
+from ackline.delta.errors import cause_of, folder_errors, unusable, user_name
 from ackline.delta.object_store import use_options
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.outputs.output_table import OutputTable
@@ -54,6 +55,23 @@ def test_a_store_that_does_not_answer_is_transient_and_one_that_refuses_is_fatal
     assert isinstance(error, TransientError if outage else FatalError)
     assert ("run this again when it does" in str(error)) == outage
     assert isinstance(unusable("the table plans", OSError(text), "/mnt/audit"), FatalError)
+
+
+@pytest.mark.parametrize(
+    "denied", [PermissionError(13, "Permission denied"), OSError("Generic LocalFileSystem error: … (os error 13)")]
+)
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_folder_that_this_user_may_not_use_is_named_with_its_owner_and_the_command_that_gives_it_back(
+    denied: OSError, foreign: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me, folder = user_name(os.geteuid()), tmp_path / "my tables"
+    folder.mkdir()
+    if foreign:
+        monkeypatch.setattr(os, "geteuid", lambda: 3_999_999)
+    text = str(unusable("the table plans", denied, str(folder / "plans")))
+    if foreign:
+        assert f"{folder} belongs to {me}, and this process runs as #3999999: run it as {me}" in text
+    assert f"`sudo chown -R {'3999999' if foreign else me} '{folder}'`" in text
 
 
 @pytest.mark.parametrize(

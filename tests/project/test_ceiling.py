@@ -16,8 +16,8 @@ CEILINGS = {
     "pipeline": 3_318,
     "forms": 1_002,
     "kafka": 2_772,
-    "delta": 2_627,
-    "tables": 2_394,
+    "delta": 2_694,
+    "tables": 2_410,
     "audit": 1_157,
     "worker": 3_218,
     "trees": 4_361,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_533
-TESTS_CEILING = 67_135
+PACKAGE_CEILING = 54_616
+TESTS_CEILING = 67_190
 
 
 def lines(files: "list[Path]") -> int:

@@ -35,7 +35,7 @@ ROOMS: dict[str, set[str]] = {
     "spark": {ROOT_ROOM, "ledger", "pipeline", "forms", "kafka", "delta", "tables", "worker", "trees"},
     "lane": {ROOT_ROOM, "ledger", "pipeline", "forms", "kafka", "tables", "worker", "spark"},
     "outputs": {
-        ROOT_ROOM, "ledger", "pipeline", "kafka", "delta", "tables", "worker", "trees", "lane",
+        ROOT_ROOM, "ledger", "pipeline", "forms", "kafka", "delta", "tables", "worker", "trees", "lane",
     },
     "in_flight": {ROOT_ROOM, "ledger", "kafka", "lane"},
     "dead_letters": {ROOT_ROOM, "ledger", "kafka", "tables", "lane"},

@@ -1,6 +1,7 @@
 """The ledger store on real Delta tables: races for a number, filters, lost answers. See also test_store_contract.py."""
 
 import multiprocessing
+import os
 from collections.abc import Callable
 from datetime import date, timedelta
 from multiprocessing.queues import Queue
@@ -18,6 +19,8 @@ from ackline.actions.maintain import maintain
 from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.cli.app import app
 from ackline.delta import append
+from ackline.delta.errors import user_name
+from ackline.delta.folder import usable_by_owner
 from ackline.delta.log import DeltaLog
 from ackline.delta.reads import pruned_dataset
 from ackline.errors import ConfigError, FatalError
@@ -25,7 +28,7 @@ from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import AckPosition, AnswerReport, Marker, MarkerKind, Plan, Settlement, TurnKind
 from ackline.tables.audit_table import AuditTable
-from ackline.tables.layout import all_lanes
+from ackline.tables.layout import StoppedFile, all_lanes
 from ackline.tables.schemas import SETTLEMENTS, marker_rows, plan_rows, settlement_rows
 from ackline.tables.store import LedgerStore
 from tests.tables.lane_rows import NOON, TP, TP1, newest_of, plan, settlement, turn, written
@@ -63,6 +66,40 @@ def test_a_table_whose_protocol_another_engine_has_changed_is_refused_with_the_c
             continue
         with pytest.raises(FatalError, match=f"the table {name} .* another engine has given it .*{command}"):
             use()
+
+
+@pytest.mark.parametrize(
+    ("user", "group", "mode", "usable"),
+    [
+        (0, 0, 0o644, False), (0, 0, 0o600, False), (0, 5, 0o660, True), (0, 5, 0o640, False), (0, 0, 0o666, True),
+        (7, 7, 0o600, False), (7, 7, 0o644, True), (7, 5, 0o640, True), (8, 5, 0o600, True),
+    ],
+)  # fmt: skip
+def test_a_file_is_usable_by_the_owner_of_a_folder_by_its_user_its_group_or_all(
+    user: int, group: int, mode: int, usable: bool
+) -> None:
+    owner, made = (os.stat_result((mode, 0, 0, 1, *ids, 0, 0, 0, 0)) for ids in ((8, 5), (user, group)))
+    assert usable_by_owner(owner, made) == usable
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize("lane", ["live", "backfill-b"])
+def test_root_writes_nothing_into_the_tables_of_another_user_and_is_told_whose_they_are(
+    lane: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LedgerStore(str(tmp_path), "orders", "live")
+    store.store_settlement(settlement(0))
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        os.chown(path, 65534, 65534)
+    before = sorted(tmp_path.rglob("*"))
+    again = LedgerStore(str(tmp_path), "orders", lane)
+    name = user_name(65534)
+    for write in (lambda: again.store_settlement(settlement(1)), lambda: StoppedFile(store.folder).write("a note")):
+        with pytest.raises(FatalError, match=f"belongs to {name}, .* Run this as {name}, `sudo -E -u '{name}' ackline"):
+            write()
+    assert (sorted(tmp_path.rglob("*")), newest_of(store).turn.n) == (before, 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)  # as for the owner, nothing is tried
+    assert again.store_settlement(settlement(1)) is not None
 
 
 NUMBERS = 5

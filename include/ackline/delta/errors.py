@@ -7,8 +7,12 @@ where it is an expected answer: no such file, no such table, a number that a riv
 """
 
 import contextlib
+import os
+import pwd
 import re
+import shlex
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
@@ -27,6 +31,8 @@ _OUTAGE = re.compile(
 )
 """Texts of errors after which a request may succeed later. Both clients raise a plain OSError for every cause; delta-rs
 and obstore try again only if no connection was made, or if the store answered with 429 or 5xx."""
+_DENIED = re.compile(r"[Pp]ermission denied|os error 13\b")
+"""Texts of errors of a file system that does not let this user do it."""
 _BACKTRACE = re.compile(r" 0: <unknown>.*")
 """The backtrace that Delta's kernel appends to its error texts."""
 
@@ -52,11 +58,39 @@ def unusable(what: str, cause: BaseException, uri: str) -> FatalError | Transien
     """Returns the error to raise if `what`, which is at `uri`, can't be used: TransientError if its object store does
     not answer, because the same step may succeed later."""
     text = f"{what} can't be used: {cause_of(cause, uri)}"
+    if not is_remote(uri) and _DENIED.search(text):
+        text += f". {_right_advice(Path(uri))}"
     if not is_remote(uri) or not is_outage(cause):
         return FatalError(text)
     return TransientError(
         f"{text}. The object store does not answer: run this again when it does. If it has never answered, check its "
         f"endpoint and the network"
+    )
+
+
+def user_name(number: int) -> str:
+    """Returns the name of a user of this machine, as sudo and chown take it; the number if it has none."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"#{number}"
+
+
+def chown(user: int, folder: Path) -> str:
+    """Returns the command that gives a folder to a user, with all that is in it."""
+    return f"sudo chown -R {user_name(user).removeprefix('#')} {shlex.quote(str(folder))}"
+
+
+def _right_advice(folder: Path) -> str:
+    """Returns the sentence that names the way out of a folder that this user may not use."""
+    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    owner, me = existing.lstat().st_uid, os.geteuid()
+    give = f"`{chown(me, existing)}`"
+    if owner == me:
+        return f"If another user has written there, {give} gives all of it to {user_name(me)}"
+    return (
+        f"{existing} belongs to {user_name(owner)}, and this process runs as {user_name(me)}: run it as "
+        f"{user_name(owner)}, or give the folder over with {give}"
     )
 
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.fs as pafs
 
-from ackline.delta.errors import IgnoredStorageErrors, cause_of, is_outage, storage_errors, unusable
+from ackline.delta.errors import IgnoredStorageErrors, cause_of, chown, is_outage, storage_errors, unusable, user_name
 from ackline.delta.object_store import arrow_filesystem, is_remote, options_of
-from ackline.errors import AcklineError, ConfigError, TransientError
+from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.scrub import scrub_address
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _TRIES = 20
 """Tries of `write_first`. Another run may remove the empty folder before the file is in it, once, when its job ends."""
+_tried: set[Path] = set()
+"""The folders of tables in which this process has found its files usable by the owner of the folder."""
 _proved: set[str] = set()
 """The buckets (`s3://BUCKET`) whose conditional put this process has tried with success."""
 
@@ -289,6 +291,37 @@ def prove_conditional_put(uri: str) -> None:
             key="ACKLINE_AUDIT",
         )
     _proved.add(bucket)
+
+
+def check_user(folder: Path) -> None:
+    """Raises FatalError if the owner of a local folder could not use what this process creates there: a file of root's
+    to which the owner may not write, or a file of anyone that the owner may not read. Does nothing if the folder does
+    not exist. Each process tries a folder once. Raises OSError if it may not write there."""
+    if folder in _tried or not folder.is_dir():
+        return
+    owner = folder.stat()
+    if owner.st_uid != os.geteuid():
+        # What the file system makes of a file counts: NFS and containers may map its owner.
+        probe = folder / f".probe-{uuid.uuid4()}"
+        probe.touch()
+        made = probe.stat()
+        probe.unlink()
+        if not usable_by_owner(owner, made):
+            name, me = user_name(owner.st_uid), user_name(made.st_uid)
+            raise FatalError(
+                f"{folder} belongs to {name}, and {name} could not use the files that {me} writes there (mode "
+                f"{made.st_mode & 0o777:o}). Nothing was written. Run this as {name}, `sudo -E -u '{name}' ackline …`, "
+                f"or give the tables over: `{chown(made.st_uid, folder)}`"
+            )
+    _tried.add(folder)
+
+
+def usable_by_owner(owner: os.stat_result, made: os.stat_result) -> bool:
+    """Returns whether the owner of a folder can use a file that was made there. Users may share tables by their group,
+    or hand them on after one another, so of a file of another user than root only its reading is wanted."""
+    wanted = 0o6 if made.st_uid == 0 else 0o4
+    of_group = made.st_mode >> 3 if made.st_gid == owner.st_gid else 0
+    return made.st_uid == owner.st_uid or any(bits & wanted == wanted for bits in (of_group, made.st_mode))
 
 
 def sync_file(path: Path) -> None:

@@ -6,7 +6,9 @@ The fenced append and the reads are those of every Delta table (`ackline.delta.t
 import logging
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +17,7 @@ from deltalake.transaction import RemoveAction
 
 from ackline.delta.append import LOG_RETENTION, NO_HOOKS, REWRITE, missing_columns, retry_beside_rivals
 from ackline.delta.files import row_groups
-from ackline.delta.folder import prove_conditional_put
+from ackline.delta.folder import check_user, prove_conditional_put
 from ackline.delta.handle import LogState
 from ackline.delta.reads import BOUNDS, table_files
 from ackline.delta.table import FencedTable
@@ -52,6 +54,18 @@ class AuditTable(FencedTable):
 
     def __init__(self, folder: str, name: str) -> None:
         super().__init__(folder, name, TABLES[name], PARTITION_BY)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Holds the lock of a local table as `TableHandle.lock`. Raises FatalError if the owner of the lane's tables
+        could not use what this process writes there; a new table in the folder of a pipeline is of that owner, too."""
+        with self.errors():
+            lane = Path(self.uri).parent
+            for folder in (lane, lane.parent) if self.has_lock else ():
+                if (folder / "settlements").is_dir():
+                    check_user(folder)
+        with super().lock():
+            yield
 
     def _check_is_ours(self, columns: Iterable[str]) -> None:
         """Raises FatalError for a table that is not Ackline's, and ConfigError for one with a column of a former

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from ackline.delta.errors import IgnoredStorageErrors, cause_of, storage_errors, unusable
-from ackline.delta.folder import Folder
+from ackline.delta.folder import Folder, check_user
 from ackline.delta.object_store import arrow_filesystem, is_remote, options_of
 from ackline.delta.reads import Where
 from ackline.errors import AcklineError, ConfigError, FatalError, LedgerError, TurnVoided
@@ -235,6 +235,8 @@ class LaneFile:
         """Replaces the file. A reader finds the old content or the new one, never a part. A local file is not synced:
         after a power cut its process has ended, and a lease that is lost or stale costs at most a minute's wait."""
         with self._errors():
+            if not is_remote(self.folder):
+                check_user(Path(self.folder))
             Folder(self.folder).replace(self.name, content.encode() if isinstance(content, str) else content)
 
     def remove(self) -> None:
