@@ -111,6 +111,11 @@ class GroupBusy(FatalError):
         self.members = members
 
 
+class OffsetsPending(TransientError):
+    """A transaction that has not ended holds offsets of the consumer group, so what the group has committed is not
+    known. It passes by itself, unless the transaction hangs: then the operator ends it with Kafka's tools."""
+
+
 class GroupMoved(FatalError):
     """Another client has moved the consumer group. The operator sets `on_external_reset` to `follow` or `restore`
     (S36)."""

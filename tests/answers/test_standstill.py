@@ -257,6 +257,12 @@ def moved(lane: MemoryLane) -> MemoryLane:
     return lane
 
 
+def with_pending_offsets() -> MemoryLane:
+    lane = MemoryLane(OK).after_run()
+    lane.world.offsets_pending = True
+    return lane
+
+
 def lost(lane: MemoryLane) -> MemoryLane:
     lose_a_file(lane)
     return lane
@@ -296,6 +302,9 @@ STATES: dict[str, tuple[Callable[[Patch], MemoryLane], str, str | None]] = {
         lambda _: moved(MemoryLane(OK, OK, OK).after_run()), "GroupMoved", "doctor lane"
     ),
     "the group has live members": (lambda _: with_members(), "GroupBusy", "doctor lane"),
+    "offsets of the group are in a transaction that has not ended": (
+        lambda _: with_pending_offsets(), "OffsetsPending", "doctor lane"
+    ),
     "the login lacks a right": (lambda _: denied(MemoryLane(OK).after_run()), "MissingRights", "doctor lane"),
     "another ledger, or a newer copy of this one, has committed": (
         lambda _: committed_by_another_ledger(MemoryLane(OK).after_run()),

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from ackline.errors import ConfigError, FatalError, TransientError
 from ackline.kafka import cluster as kafka_cluster
-from ackline.kafka.cluster import Cluster
+from ackline.kafka.cluster import READ_UNCOMMITTED, Cluster
 from ackline.kafka.config import client_config
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.local.broker import Broker
@@ -95,9 +95,10 @@ def test_bounds_are_the_log_start_and_the_last_stable_offset_s43(
     with Cluster(config(broker), "read_uncommitted") as uncommitted:
         client = wire.open_transaction(broker.bootstrap, name, [wire.Write(b"y")])
         put(broker, name, [(None, b"z")])
-        assert cluster.bounds([tp, empty]) == {tp: LogBounds(30, 102, 0), empty: LogBounds(0, 0, 0)}
+        assert cluster.bounds([tp, empty]) == {tp: LogBounds(30, 102, 0, 2), empty: LogBounds(0, 0, 0)}
         assert uncommitted.bounds([tp, tp]) == {tp: LogBounds(30, 104, 0)}
-        assert cluster.written_ends([tp, empty]) == {tp: 104, empty: 0}
+        assert cluster.record_times({tp: 102}, timeout=1.0) == {}
+        assert list(cluster.record_times({tp: 102}, READ_UNCOMMITTED)) == [tp]
         client.commit_transaction(30)
         assert wait_until(lambda: cluster.bounds([tp])[tp].end == 105, 30)
         assert cluster.bounds([]) == {}

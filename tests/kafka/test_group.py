@@ -5,6 +5,7 @@ The group on a real broker: commits from outside are checked, and a coordinator 
 
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 
-from ackline.errors import AcklineError, FatalError, GroupBusy, TransientError
+from ackline.errors import AcklineError, FatalError, GroupBusy, OffsetsPending, TransientError
+from ackline.kafka import group as kafka_group
 from ackline.kafka.clients import LastError
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.exact import ExactReader
@@ -27,6 +29,7 @@ from ackline.local.processes import wait_until
 from tests.conftest import MakeTopic
 from tests.e2e import wire
 from tests.kafka.kafka_log import config, fill
+from tests.support.seconds import slowness
 
 FINE, BAD = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
@@ -77,7 +80,7 @@ def group(client: Any, timeout: float = 30.0) -> Group:
     group = object.__new__(ReadyGroup)
     group.group_id, group._config = "g", {"bootstrap.servers": "b:1"}
     group._timeout, group._request_timeout = timeout, 1
-    group._last, group._admin, group._consumer = LastError(), client, client
+    group._last, group._admin, group._consumer, group._prober = LastError(), client, client, client
     return group
 
 
@@ -172,6 +175,26 @@ def test_a_foreign_commit_before_the_read_back_raises(
         monkeypatch.setattr(our_group, "_alter_offsets", overtaken)
         with pytest.raises(TransientError, match=r"committed 9 .*holds offset 3; another process moves this group"):
             our_group.commit({tp: Committed(9, "ours")})
+
+
+def test_offsets_in_an_open_transaction_are_named_and_no_probe_waits_for_them(
+    broker: Broker, our_group: Group, tp: TopicPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it ends, Kafka does not return what the group has committed as stable."""
+    monkeypatch.setattr(kafka_group, "_STABLE_TIMEOUT", 1.0)
+    our_group.commit({tp: Committed(1, "ours")})
+    producer = wire.open_transaction(broker.bootstrap, tp.topic, [])
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": our_group.group_id})
+    producer.send_offsets_to_transaction([ClientPartition(*tp, 3)], consumer.consumer_group_metadata(), 30)
+    begun = time.monotonic()
+    assert (our_group.members(), "READ" in (our_group.operations(tp.topic) or ())) == ([], True)
+    assert our_group.committed([tp], stable=False) == {tp: Committed(1, "ours")}
+    with pytest.raises(OffsetsPending, match=rf"group {our_group.group_id} at .* `kafka-transactions.sh"):
+        our_group.committed([tp])
+    assert time.monotonic() - begun < 10 * slowness()
+    producer.abort_transaction(30)
+    assert our_group.committed([tp]) == {tp: Committed(1, "ours")}
+    consumer.close()
 
 
 def test_commits_that_have_vanished_are_absent_s35(broker: Broker, our_group: Group, tp: TopicPartition) -> None:

@@ -129,6 +129,7 @@ def test_neither_a_dead_letter_nor_a_record_in_flight_reaches_the_handler() -> N
 
 @pytest.mark.parametrize(("partition", "why"), [
     (view(5, 5), planning.CAUGHT_UP),
+    (PartitionView("id", PartitionState(5), LogBounds(0, 5, None, 3)), planning.OPEN_TRANSACTION),
     (view(5, 5, failed(3, 4, due=1)), planning.WAITING),
     (view(5, 9, failed(3, 4, due=1)), planning.WINDOW_FULL),
     (PartitionView("id", PartitionState(5), None), planning.NO_LEADER),

@@ -47,6 +47,10 @@ def having(facts: PartitionFacts, **signals: object) -> PartitionFacts:
         (having(replace(BEHIND, paused=True), floor_since=NOW - 9 * HOUR), State.PAUSED),
         (replace(IDLE, stands_still=True), State.STUCK),
         (replace(IDLE, undelivered=1, pending=1), State.STUCK),
+        (replace(IDLE, open_transaction=3), State.WAITING),
+        (replace(BEHIND, open_transaction=3), State.WORKING),
+        (replace(IDLE, lag=None, open_transaction=3), State.UNKNOWN),
+        (having(replace(IDLE, open_transaction=3), floor_since=NOW - 2 * HOUR), State.STUCK),
         (replace(BEHIND, log_start=11), State.LOSING),
         (replace(IDLE, expired=True), State.LOSING),
         (having(replace(BEHIND, paused=True), retention_at=NOW + 24 * HOUR), State.LOSING),
@@ -70,7 +74,7 @@ def turn(
     before: dict[str, float] | None, hours: float, *outcomes: tuple[int, Outcome], **known: object
 ) -> dict[str, float]:
     """The signals after a turn with these attempts and outcomes, some hours after noon."""
-    given = {"moved": False, "lag": 5, "new_records": 0, "retention_at": None, "now": NOW + hours * HOUR} | known
+    given = {"moved": False, "behind": True, "new_records": 0, "retention_at": None, "now": NOW + hours * HOUR} | known
     rows = [OutcomeRow(n, attempt, outcome, NOW) for n, (attempt, outcome) in enumerate(outcomes)]
     return signals_after(before, rows, **given)  # type: ignore[arg-type]
 
@@ -82,9 +86,9 @@ def after(before: dict[str, float] | None, hours: float, *outcomes: tuple[int, O
 def test_a_floor_is_still_from_the_first_turn_after_which_records_wait_above_it() -> None:
     assert after(turn(None, 0), 3).floor_since == NOW
     assert after(turn(None, 0), 3, moved=True).floor_since == NOW + 3 * HOUR
-    assert after(turn(None, 0, lag=0), 3).floor_since == NOW + 3 * HOUR
-    assert after(turn(None, 0), 3, lag=0).floor_since is None
-    assert after(turn(None, 0), 3, lag=None).floor_since == NOW, "an action reads no log"
+    assert after(turn(None, 0, behind=False), 3).floor_since == NOW + 3 * HOUR
+    assert after(turn(None, 0), 3, behind=False).floor_since is None
+    assert after(turn(None, 0), 3, behind=None).floor_since == NOW, "an action reads no log"
 
 
 def test_new_failures_are_counted_apart_from_failed_retries() -> None:

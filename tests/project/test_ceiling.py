@@ -11,34 +11,34 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
-    "the root": 1_154,
-    "ledger": 3_701,
+    "the root": 1_159,
+    "ledger": 3_776,
     "pipeline": 3_318,
     "forms": 1_002,
-    "kafka": 2_772,
+    "kafka": 2_812,
     "delta": 2_694,
-    "tables": 2_410,
+    "tables": 2_413,
     "audit": 1_157,
     "worker": 3_218,
     "trees": 4_361,
     "spark": 2_834,
-    "lane": 2_704,
+    "lane": 2_726,
     "outputs": 1_932,
-    "in_flight": 514,
+    "in_flight": 511,
     "dead_letters": 207,
-    "steps": 1_681,
-    "actions": 1_945,
-    "answers": 1_631,
+    "steps": 1_661,
+    "actions": 1_965,
+    "answers": 1_676,
     "backfill": 1_136,
-    "airflow": 2_506,
-    "ui": 2_483,
+    "airflow": 2_513,
+    "ui": 2_506,
     "local": 2_262,
-    "cli": 4_246,
+    "cli": 4_294,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_616
-TESTS_CEILING = 67_190
+PACKAGE_CEILING = 54_881
+TESTS_CEILING = 67_387
 
 
 def lines(files: "list[Path]") -> int:

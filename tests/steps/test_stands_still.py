@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ackline.answers.standstill import what_stands_still
+from ackline.answers.status import status
 from ackline.errors import (
     AcklineError,
     ConfigError,
@@ -22,6 +23,7 @@ from ackline.errors import (
     LedgerError,
     MissingRights,
     NewerCommit,
+    OffsetsPending,
     RetentionPassed,
     TooFarBehind,
     TooManyFailures,
@@ -283,6 +285,22 @@ def test_i18_a_backfill_whose_topic_was_made_again_is_cancelled(operator: Operat
 
 
 OUTPUTS = "tests/outputs/test_ways_out.py::test_"
+
+
+def test_i18_offsets_of_the_group_in_a_transaction_are_named_until_it_ends() -> None:
+    """Members and rights are checked meanwhile, and the status shows what was committed before."""
+    lane = MemoryLane(OK, OK).after_run()
+    lane.produce(OK)
+    lane.world.offsets_pending = True
+    stops(lane, OffsetsPending, "kafka-transactions.sh")
+    adapters = lane.adapters()
+    assert (adapters.group.members(), [found.committed for found in status(adapters)]) == ([], [2])
+    lane.world.offsets_pending = False
+    assert what_stands_still(lane.adapters()) is None
+    lane.run()
+    assert (lane.floor(), lane.committed()) == (3, 3)
+
+
 STATES = {
     "an open turn can't be carried out": test_i18_an_open_turn_that_can_not_be_carried_out_is_voided,
     "files of an open turn's outcomes, or its staged rows, are lost": (
@@ -307,6 +325,9 @@ STATES = {
     ),
     "the group was moved by another client": test_i18_a_group_that_another_client_has_moved_is_followed_or_restored,
     "the group has live members": test_i18_a_group_with_live_members_is_committed_once_they_are_stopped,
+    "offsets of the group are in a transaction that has not ended": (
+        test_i18_offsets_of_the_group_in_a_transaction_are_named_until_it_ends
+    ),
     "the login lacks a right": test_i18_a_right_that_the_login_lacks_is_granted,
     "another ledger, or a newer copy of this one, has committed": test_i18_a_commit_of_another_ledger_is_adopted,
     "a topic was deleted, or made again with fewer partitions": (

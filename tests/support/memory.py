@@ -245,6 +245,8 @@ class World:
         """Deleted topics, by id."""
         self.committed: dict[tuple[str, TopicPartition], Committed] = {}
         self.members: list[str] = []
+        self.offsets_pending = False
+        """Whether a transaction that has not ended holds offsets of the group."""
         self.denied: set[tuple[str, str, str]] = set()
         """What the login may not do: an operation, `topic` or `group`, and a name."""
         self.tables = MemoryTables()

@@ -70,13 +70,11 @@ class MemoryCluster(Cluster):
         self._hook("bounds", READ)
         return {tp: self._bounds(tp) for tp in sorted(set(partitions))}
 
-    def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        self._hook("bounds", READ)
-        return {tp: self._log_with_leader(tp).end for tp in sorted(set(partitions))}
-
     def _bounds(self, tp: TopicPartition) -> LogBounds:
         log = self._log_with_leader(tp)
-        return LogBounds(log.start, log.readable_end(self.isolation), len(log.leader_epochs) - 1)
+        end = log.readable_end(self.isolation)
+        withheld = log.end - end if self.isolation == "read_committed" else 0
+        return LogBounds(log.start, end, len(log.leader_epochs) - 1, withheld)
 
     def _log_with_leader(self, tp: TopicPartition) -> MemoryLog:
         log = self.world.log(tp)
@@ -100,13 +98,15 @@ class MemoryCluster(Cluster):
         return truncated
 
     def record_times(
-        self, offsets: Mapping[TopicPartition, int], *, timeout: float = 5.0
+        self, offsets: Mapping[TopicPartition, int], isolation: str | None = None, *, timeout: float = 5.0
     ) -> dict[TopicPartition, datetime]:
         self._hook("times", READ)
         times = {}
         for tp, first in offsets.items():
             log = self.world.log(tp)
-            records = (log.record(offset, self.isolation) for offset in range(first, log.end)) if log else ()
+            records = (
+                (log.record(offset, isolation or self.isolation) for offset in range(first, log.end)) if log else ()
+            )
             record = next((record for record in records if record is not None), None)
             time = timestamp_of(record.timestamp) if record is not None else None
             if time is not None:
@@ -137,8 +137,10 @@ class MemoryGroup(Group):
     def close(self) -> None:
         """Does nothing."""
 
-    def _fetch_committed(self, tps: Iterable[TopicPartition]) -> list[ClientPartition]:
+    def _fetch_committed(self, tps: Iterable[TopicPartition], stable: bool) -> list[ClientPartition]:
         self._hook("committed", READ)
+        if stable and self.world.offsets_pending:
+            raise self._offsets_pending()
         self._read_at = len(self.world.history)
         answer = []
         for tp in tps:

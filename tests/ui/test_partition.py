@@ -12,10 +12,11 @@ import pytest
 from ackline.audit.history import recent_turns
 from ackline.delta.log import DeltaLog
 from ackline.ledger.commit_rule import CommitMetadata, Committed
+from ackline.ledger.explain import explain_partition
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.offsets import TopicPartition, ValuedRange
 from ackline.ledger.pending import Pending, PendingKind
-from ackline.ledger.planning import NO_LEADER, PAUSED
+from ackline.ledger.planning import NO_LEADER, OPEN_TRANSACTION, PAUSED
 from ackline.ledger.states import State
 from ackline.ledger.turns import LIVE, SettledPartition
 from ackline.tables.lease import Holder, Lease, StoppedRun
@@ -65,6 +66,15 @@ def test_records_that_wait_for_the_next_run_are_worked_on_and_those_that_wait_fo
 ], ids=["a dead letter is not acknowledged", "a retry is overdue", "no leader"])  # fmt: skip
 def test_a_floor_that_no_later_run_moves_is_stuck(stuck: PartitionReading) -> None:
     assert stuck.state is State.STUCK
+
+
+def test_i20_behind_an_open_transaction_a_partition_waits_and_names_it() -> None:
+    metrics = {"open_transaction": 6.0, "open_transaction_since": (NOON - timedelta(hours=1)).timestamp()}
+    settled = reading().settled
+    held = replace(settled, metrics={**(settled.metrics or {}), **metrics})
+    part = replace(reading(why=OPEN_TRANSACTION, old_floor=50), settled=replace(held, old_floor=50))
+    assert (part.state, part.lag, part.is_behind, part.open_transaction) == (State.WAITING, 0, True, 6)
+    assert "open at offset 50 since 2026-03-01 11:00:00 UTC" in explain_partition(part.evidence).sentence
 
 
 def test_a_paused_partition_is_not_stuck() -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, PlainSerializer, SerializerFunctionWrapHandler, model_serializer
 
 from ackline.ledger.commit_rule import Committed
-from ackline.ledger.offsets import TopicPartition, count
+from ackline.ledger.offsets import LogBounds, TopicPartition, count
 from ackline.ledger.planning import NO_LEADER
 from ackline.ledger.turns import PlannedPartition, SettledPartition
 from ackline.steps.plan import Planned
@@ -40,6 +40,14 @@ class JsonObject(BaseModel):
     def dump(self) -> dict[str, Any]:
         """Returns the object as values that JSON holds."""
         return self.model_dump(mode="json", by_alias=True)
+
+
+class OpenTransactionObject(JsonObject):
+    """What an open transaction holds back between `log_end` and the high watermark: how many `records` (offsets), and
+    `since` when it is open, by the time of its first record; null if that is not known."""
+
+    since: Time | None = None
+    records: int
 
 
 class PartitionObject(JsonObject):
@@ -81,6 +89,8 @@ class PlannedInDetailObject(PlannedObject):
     complete_to: int | None = None
     log_start: int | None = None
     log_end: int | None = None
+    high_watermark: int | None = None
+    open_transaction: OpenTransactionObject | None = None
 
 
 class PlanObject(JsonObject):
@@ -108,7 +118,8 @@ def plan_object(pipeline: str, lane: str, planned: Planned) -> PlanObject:
     partitions = []
     for tp, of_tp in sorted(plan.partitions.items()) if plan else ():
         reads = {**dict(PlannedObject.of(tp, of_tp)), "why": of_tp.why or (plan.reason if plan else "") or None}
-        log = {"log_start": of_tp.log.start, "log_end": of_tp.log.end}
+        log: dict[str, Any] = {"log_start": of_tp.log.start, "log_end": of_tp.log.end}
+        log |= _above_end(of_tp.log)
         partitions.append(PlannedInDetailObject(**reads, floor=of_tp.floor, complete_to=of_tp.complete_to, **log))
     partitions += [
         PlannedInDetailObject(topic=tp.topic, partition=tp.partition, why=NO_LEADER) for tp in planned.leaderless
@@ -120,6 +131,12 @@ def plan_object(pipeline: str, lane: str, planned: Planned) -> PlanObject:
     return PlanObject(
         pipeline=pipeline, lane=lane, **of_turn, partitions=tuple(partitions), **missing_keys(planned.missing)
     )
+
+
+def _above_end(log: LogBounds) -> dict[str, Any]:
+    """Returns the keys for what a plan has found above the readable end of a log. A plan holds no time of it."""
+    held = OpenTransactionObject(records=log.open_transaction) if log.open_transaction else None
+    return {"high_watermark": log.high_watermark, "open_transaction": held}
 
 
 def missing_keys(missing: Iterable[str]) -> dict[str, Any]:
@@ -158,6 +175,8 @@ class RanObject(PlannedObject):
     committed: int | None = None
     log_end: int | None = None
     lag: int | None = None
+    high_watermark: int | None = None
+    open_transaction: OpenTransactionObject | None = None
 
 
 class RunObject(JsonObject):
@@ -195,6 +214,7 @@ def run_object(ran: RunResult, store: LedgerStore) -> RunObject:
             reads = {"start": first.fresh.start, "end": newest.fresh.end, "why": newest.why}
             reads |= {"retries": sum(count(planned.retries) for planned in plans)}
             reads |= {"log_end": newest.log.end, "lag": newest.log.end - after.floor}
+            reads |= _above_end(newest.log)
         partitions.append(RanObject(**{**dict(after), **reads}))
     partitions += [RanObject(topic=tp.topic, partition=tp.partition, why=NO_LEADER) for tp in ran.leaderless]
     return RunObject(

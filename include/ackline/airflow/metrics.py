@@ -45,12 +45,15 @@ class Metric:
 _POSITIONS = {
     "log_start": "offset",
     "log_end": "offset",
+    "high_watermark": "offset",
     "records": "offsets",
     "committed": "offset",
     "floor": "offset",
     "read": "offset",
     "lag": "offsets",
     "lag_seconds": "seconds",
+    "open_transaction": "offsets",
+    "open_transaction_seconds": "seconds",
     "retention_at": "seconds since 1970",
     "due": "offsets",
     **{f"pending.{kind.value}": "offsets" for kind in PendingKind},
@@ -225,12 +228,16 @@ def _set_gauges(gauge: Send, adapters: Adapters, partitions: Iterable[PartitionS
 
 def _numbers(status: PartitionStatus | TopicStatus, now: datetime) -> Iterator[tuple[str, float]]:
     """Yields each metric that is known, by the name of its gauge."""
-    oldest = status.oldest_pending_at
-    age = None if oldest is None else max(0.0, (now - oldest).total_seconds())
+    oldest, held = status.oldest_pending_at, status.open_transaction
+    age, open_for = (
+        None if at is None else max(0.0, (now - at).total_seconds()) for at in (oldest, held.since if held else None)
+    )
     known = None if status.log_start is None or status.log_end is None else status.log_end - status.log_start
     numbers: dict[str, Any] = {
         **{name: getattr(status, name, None) for name in _POSITIONS},
         "records": known,
+        "open_transaction": held.records if held else None if status.high_watermark is None else 0,
+        "open_transaction_seconds": open_for if held else None if status.high_watermark is None else 0.0,
         **{f"pending.{kind.value}": number for kind, number in status.pending.items()},
         # A gauge keeps its last value, so "nothing is pending" needs a value of its own.
         "oldest_pending_seconds": age if any(status.pending.values()) else 0.0,

@@ -24,6 +24,7 @@ from ackline.ledger.explain import (
     AFTER_REFUSAL,
     NEXT_RUN,
     OffsetExplanation,
+    OpenTransaction,
     PartitionEvidence,
     PartitionExplanation,
     explain_offset,
@@ -165,6 +166,7 @@ def explanations_of(
         evidence = PartitionEvidence(
             tp, status.floor, status.held_by, log_start, log_end, status.retention_eta, now, status.why,
             _next_run(adapters, standing, status.why), status.epoch,
+            OpenTransaction(held.since, held.records) if (held := status.open_transaction) is not None else None,
         )  # fmt: skip
         explanations.append(explain_partition(evidence))
     return explanations
@@ -211,16 +213,16 @@ def _log_of(adapters: Adapters, newest: Settlement, tp: TopicPartition) -> LogBo
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """What holds a lane: partitions with a pending record at their floor, and the open turn."""
+    """What holds a lane: partitions with a pending record at their floor or an open transaction, and the open turn."""
 
     explanations: Sequence[PartitionExplanation]
     more: int
-    """How many other partitions are held by a pending record."""
+    """How many other partitions are held by one of the two."""
     open_turn: OpenTurn | None
 
 
 def held_back(adapters: Adapters, worst: Sequence[PartitionStatus], standing: StandsStill | None = None) -> HeldBack:
     """Returns what holds the floors of these partitions, of at most MOST_EXPLAINED of them, in their order."""
-    held = [status for status in worst if status.held_by is not None]
+    held = [status for status in worst if status.held_by is not None or status.open_transaction is not None]
     explanations = explanations_of(adapters, held[:MOST_EXPLAINED], standing)
     return HeldBack(explanations, len(held) - len(explanations), open_turn_of(adapters))

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from ackline.actions.objects import JsonObject, Time
-from ackline.answers.status import PartitionStatus, Unreachable
+from ackline.actions.objects import JsonObject, OpenTransactionObject, Time
+from ackline.answers.status import PartitionStatus, Unreachable, all_open
+from ackline.errors import counted
 from ackline.lane.ways_out import StandsStill
 from ackline.ledger.states import State, worst_state
 
@@ -11,7 +12,8 @@ from ackline.ledger.states import State, worst_state
 class PipelineStatus(JsonObject):
     """One pipeline. `readable` is False if its file, its tables or its broker can't be read.
 
-    `lag` is the sum, `lag_seconds` the highest of its partitions; `problem` names why it is not up to date. What is not
+    `lag` is the sum, `lag_seconds` the highest of its partitions, `open_transaction` what open transactions hold back
+    beside the lag; `problem` names why it is not up to date. What is not
     known is None: without a broker the lag, without tables everything.
     """
 
@@ -27,6 +29,7 @@ class PipelineStatus(JsonObject):
     next_due: Time | None = None
     problem: str | None = None
     stands_still: StandsStill | None = None
+    open_transaction: OpenTransactionObject | None = None
 
 
 class OverviewObject(JsonObject):
@@ -70,6 +73,7 @@ def summary_of(
         next_due=min((status.next_due for status in partitions if status.next_due), default=None),
         problem=problem,
         stands_still=standing,
+        open_transaction=all_open(status.open_transaction for status in partitions),
     )
 
 
@@ -88,4 +92,8 @@ def _problem(status: PartitionStatus) -> str | None:
         text = "records died in the last hour"
         if status.failing_share:
             text = f"{status.failing_share:.1%} of the last new records failed"
+    if status.open_transaction is not None and status.log_end is not None:
+        end, held = status.log_end, status.open_transaction
+        held_back = f"a transaction is open at offset {end}: it holds back {counted(held.records, 'offset')}"
+        text = f"{text}; {held_back}" if text else held_back
     return None if text is None else f"{tp}: {text}"

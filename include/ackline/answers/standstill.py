@@ -13,6 +13,7 @@ from ackline.errors import (
     GroupMoved,
     LedgerError,
     NewerCommit,
+    OffsetsPending,
     TooManyFailures,
     TopicChanged,
     TransientError,
@@ -41,7 +42,8 @@ def what_stands_still(
     Without `reads_broker` it checks the tables alone.
 
     Never raises for the state of a lane: a table that can't be read is itself the reason. What passes by itself, as an
-    answer that does not come in time, is nothing that a lane stands still for.
+    answer that does not come in time, is nothing that a lane stands still for; but a transaction that holds offsets of
+    the group is, because it may hang.
     """
     found: StandsStill | AcklineError | None = None
     for _ in range(_LOOKS):
@@ -51,10 +53,8 @@ def what_stands_still(
             # A run that goes on meanwhile removes files of a turn that it has settled, as if they were lost.
             if found is None or _place(*adapters.newest_and_open_plan()) == _place(newest, open_plan):
                 break
-        except TransientError:
-            return None
         except AcklineError as error:
-            found = error
+            found = None if _passes(error) else error
             break
     return StandsStill.of(found, adapters.pipeline.name) if isinstance(found, AcklineError) else found
 
@@ -99,11 +99,13 @@ def _found(
 def _error_of(check: Callable[[], object]) -> AcklineError | None:
     try:
         check()
-    except TransientError:
-        return None
     except AcklineError as error:
-        return error
+        return None if _passes(error) else error
     return None
+
+
+def _passes(error: AcklineError) -> bool:
+    return isinstance(error, TransientError) and not isinstance(error, OffsetsPending)
 
 
 def _check_plan(

@@ -11,15 +11,15 @@ from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from ackline.actions.objects import JsonObject, Time, missing_keys
+from ackline.actions.objects import JsonObject, OpenTransactionObject, Time, missing_keys
 from ackline.errors import AcklineError
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import claimed_floors
 from ackline.lane.log_checks import KafkaView, observe_kafka
 from ackline.lane.plans import lane_ranges
-from ackline.lane.turn_metrics import expiries_of
+from ackline.lane.turn_metrics import expiries_of, first_times
 from ackline.lane.ways_out import StandsStill
-from ackline.ledger.explain import HeldBy, held_by
+from ackline.ledger.explain import HeldBy, OpenTransaction, held_by
 from ackline.ledger.fold import PendingKind
 from ackline.ledger.metrics import (
     FETCH_MAX,
@@ -34,7 +34,7 @@ from ackline.ledger.metrics import (
 )
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
-from ackline.ledger.states import PartitionFacts, Signals, State, state_of
+from ackline.ledger.states import PartitionFacts, Signals, State, is_behind, state_of
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnId
 from ackline.pipeline.warnings import overdue_at
 from ackline.steps.plan import preview_lane
@@ -62,15 +62,16 @@ class PartitionStatus(_WithTotals):
     """One partition.
 
     `floor` is that of the newest settlement or claim; every offset below `read` was read and handled. `lag` is
-    `log_end - floor`, in offsets. `lag_seconds` is the age of the record at the floor, or of the first one above it
-    that retention has left: 0 without lag, None if the broker has no time for it. Both are None if there is no log to
-    compare with. `due` counts retries that are due now. `oldest_pending_at` is the time of the record at the
-    lowest pending offset; None if retention took it. `totals` are the offsets of the epoch by outcome, and
-    `retries`. The fetch values are those of the last turn that read from the partition. `why` is the reason for which
-    runs leave the partition alone (paused, no longer subscribed, no leader) or stop at it (missing, created again,
-    truncated); None if there is none. `state` is how the partition is (`ackline.ledger.states`); `failing_share` is the
-    share of the last new records that failed, None if no turn has met any. `retention_eta` is when retention may take
-    the first record that is not settled.
+    `log_end - floor`, in offsets. What an open transaction holds back above the readable `log_end` is no part of it,
+    but a lag of its own: `open_transaction`, None without one and in the lane of a backfill. `lag_seconds` is the age
+    of the record at the floor, or of the first one above it that retention has left: 0 if nothing waits, None if the
+    broker has no time for it. All are None if there is no log to compare with. `due` counts retries that are due now.
+    `oldest_pending_at` is the time of the record at the lowest pending offset; None if retention took it. `totals` are
+    the offsets of the epoch by outcome, and `retries`. The fetch values are those of the last turn that read from the
+    partition. `why` is the reason for which runs leave the partition alone (paused, no longer subscribed, no leader) or
+    stop at it (missing, created again, truncated); None if there is none. `state` is how the partition is
+    (`ackline.ledger.states`); `failing_share` is the share of the last new records that failed, None if no turn has met
+    any. `retention_eta` is when retention may take the first record that is not settled.
     """
 
     lane: str
@@ -97,6 +98,8 @@ class PartitionStatus(_WithTotals):
     state: State
     failing_share: float | None
     retention_eta: Time | None
+    high_watermark: int | None
+    open_transaction: OpenTransactionObject | None
     why: str | None = None
     floor_since: datetime | None = Field(default=None, exclude=True)
     """Since when the floor has not moved, though records wait above it."""
@@ -127,6 +130,8 @@ class TopicStatus(_WithTotals):
     totals: Mapping[str, int]
     fetches: int | None
     fetch_seconds_max: float | None
+    high_watermark: int | None
+    open_transaction: OpenTransactionObject | None
 
 
 def status(adapters: Adapters) -> list[PartitionStatus]:
@@ -140,20 +145,24 @@ def status_and_missing(adapters: Adapters, reads_broker: bool = True) -> tuple[l
     Without `reads_broker` it is what the tables hold: nothing of the logs and of the group is known.
     """
     newest = adapters.store.newest()
-    view = observe_kafka(adapters, newest) if reads_broker else _unobserved(newest)
+    view = observe_kafka(adapters, newest, stable=False) if reads_broker else _unobserved(newest)
     lane = preview_lane(adapters, newest, view) if reads_broker else dict(newest.partitions if newest else {})
     # The group is committed to what a claim has set while its turn is under way.
     plan = adapters.store.open_plan(newest) if newest and adapters.pipeline.guarantee.claims else None
     floors = {tp: settled.state.floor for tp, settled in lane.items()} | (
         claimed_floors(adapters, plan) if plan else {}
     )
-    # In a topic that was created again, the lane's offsets mean nothing: there is no lag.
-    logs = {tp: view.bounds.get(tp) for tp, row in lane.items() if view.topic_ids.get(tp.topic) == row.topic_id}
-    behind = {tp: max(floors[tp], log.start) for tp, log in logs.items() if log and floors[tp] < log.end}
-    times = adapters.cluster.record_times(behind) if behind else {}
-    expiries = expiries_of(adapters, {tp: times.get(tp) for tp in behind})
-    now, partitions = adapters.now(), []
     chosen = lane_ranges(adapters, newest.turn.epoch) if newest else None
+    # In a topic that was created again, the lane's offsets mean nothing: there is no lag.
+    logs = {
+        # A backfill is not behind the log's end: it reads what was chosen.
+        tp: log.read_to(row.state.complete_to) if chosen is None else log._replace(open_transaction=0)
+        for tp, row in lane.items()
+        if (log := view.bounds.get(tp)) is not None and view.topic_ids.get(tp.topic) == row.topic_id
+    }
+    times = first_times(adapters, logs, floors)
+    expiries = expiries_of(adapters, times.unsettled)
+    now, partitions = adapters.now(), []
     overdue = None if newest is None else overdue_at(adapters.pipeline.schedule, newest.settled_at)
     for tp, settled in sorted(lane.items()):
         log, same_log = view.bounds.get(tp), logs.get(tp)
@@ -162,6 +171,10 @@ def status_and_missing(adapters: Adapters, reads_broker: bool = True) -> tuple[l
         oldest, metrics = oldest_pending(settled.state), settled.metrics or {}
         why, signals = _why(adapters, tp, settled, view, reads_broker), Signals.of(settled.metrics)
         lag, pending = same_log.end - floors[tp] if same_log else None, settled.state.pending_by_kind()
+        first_at = times.unsettled.get(tp)
+        held = None
+        if same_log is not None and same_log.open_transaction:
+            held = OpenTransaction(times.open_since.get(tp), same_log.open_transaction)
         facts = PartitionFacts(
             floors[tp], lag if chosen is None else settled.state.unsettled_in(chosen[tp]), log.start if log else None,
             sum(pending.values()),
@@ -170,6 +183,7 @@ def status_and_missing(adapters: Adapters, reads_broker: bool = True) -> tuple[l
             expired=bool(settled.counts.get("expired")),
             signals=replace(signals, retention_at=expiries.get(tp)) if reads_broker else signals,
             is_overdue=overdue is not None and now > overdue,
+            open_transaction=held.records if held is not None else 0,
         )  # fmt: skip
         partitions.append(
             PartitionStatus(
@@ -178,18 +192,20 @@ def status_and_missing(adapters: Adapters, reads_broker: bool = True) -> tuple[l
                 topic=tp.topic,
                 partition=tp.partition,
                 log_start=log.start if log else None,
-                log_end=log.end if log else None,
+                log_end=(same_log or log).end if log else None,
                 committed=committed.offset if committed else None,
                 floor=floors[tp],
                 complete_to=settled.state.complete_to,
                 pending=pending,
                 next_due=settled.state.next_due,
                 lag=lag,
-                lag_seconds=lag_seconds(tp in behind, times.get(tp), now) if is_known else None,
+                lag_seconds=lag_seconds(tp in times.unsettled, first_at, now) if is_known else None,
                 read=settled.state.complete_to,
                 due=due_retries(settled.state, now),
                 oldest_pending_offset=oldest,
-                oldest_pending_at=times.get(tp) if oldest is not None and oldest == behind.get(tp) else None,
+                oldest_pending_at=first_at
+                if log and oldest is not None and oldest == max(floors[tp], log.start)
+                else None,
                 totals={word: (settled.totals or {}).get(word, 0) for word in TOTALS},
                 fetches=int(metrics[FETCHES]) if FETCHES in metrics else None,
                 fetch_seconds_mean=metrics.get(FETCH_MEAN),
@@ -197,9 +213,13 @@ def status_and_missing(adapters: Adapters, reads_broker: bool = True) -> tuple[l
                 state=state_of(facts, now),
                 failing_share=signals.failing_share,
                 floor_since=signals.floor_since,
-                retention_eta=facts.signals.retention_at if lag != 0 else None,
+                retention_eta=facts.signals.retention_at
+                if is_behind(lag, facts.open_transaction) is not False
+                else None,
+                high_watermark=log.high_watermark if log else None,
+                open_transaction=held,
                 why=why,
-                unsettled_since=times.get(tp),
+                unsettled_since=first_at,
                 held_by=held_by(settled.state) if floors[tp] == settled.state.floor else None,
             )
         )
@@ -265,7 +285,7 @@ def _why(
             return MISSING
         if view.topic_ids[tp.topic] != settled.topic_id:
             return CREATED_AGAIN
-        if log is not None and log.end < settled.state.complete_to:
+        if log is not None and log.high_watermark < settled.state.complete_to:
             return TRUNCATED
     if settled.paused:
         return PAUSED
@@ -285,7 +305,7 @@ def _topic_status(topic: str, partitions: list[PartitionStatus]) -> TopicStatus:
         values = [value for each in partitions if (value := getattr(each, name)) is not None]
         return combine(values) if values else None
 
-    sums = ("log_start", "log_end", "committed", "floor", "read", "due", "lag", "fetches")
+    sums = ("log_start", "log_end", "high_watermark", "committed", "floor", "read", "due", "lag", "fetches")
     highest = ("lag_seconds", "fetch_seconds_max")
     return TopicStatus(
         topic=topic,
@@ -293,9 +313,17 @@ def _topic_status(topic: str, partitions: list[PartitionStatus]) -> TopicStatus:
         pending={kind: sum(each.pending[kind] for each in partitions) for kind in PendingKind},
         oldest_pending_at=of_known(min, "oldest_pending_at"),
         totals={word: sum(each.totals[word] for each in partitions) for word in TOTALS},
+        open_transaction=all_open(each.open_transaction for each in partitions),
         **{name: of_known(sum, name) for name in sums},
         **{name: of_known(max, name) for name in highest},
     )
+
+
+def all_open(found: Iterable[OpenTransactionObject | None]) -> OpenTransactionObject | None:
+    """Returns what open transactions hold back together, since the oldest one began; None without one."""
+    held = [each for each in found if each is not None]
+    since = min((each.since for each in held if each.since is not None), default=None)
+    return OpenTransactionObject(since=since, records=sum(each.records for each in held)) if held else None
 
 
 @dataclass(frozen=True, slots=True)

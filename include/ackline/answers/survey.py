@@ -57,6 +57,11 @@ class GroupSurvey:
         """Returns how many offsets of a partition the pipeline has to read."""
         return max(0, self.logs[tp].end - self.start(tp))
 
+    @property
+    def open_transactions(self) -> int:
+        """How many offsets open transactions hold back above the readable ends: these are no part of the lag."""
+        return sum(log.open_transaction for log in self.logs.values())
+
     def expired(self, tp: TopicPartition) -> int:
         """Returns how many offsets retention took that the group had not committed."""
         return max(0, self.logs[tp].start - self.committed[tp].offset) if tp in self.committed else 0

@@ -5,11 +5,12 @@ failed and settled as dead, a tombstone is settled without a call, and a turn th
 without a call of this run.
 """
 
+from collections.abc import Sequence
 from itertools import chain
 
 from ackline.errors import AcklineError, counted
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.turns import Settlement, TurnKind
+from ackline.ledger.turns import Plan, Settlement, TurnKind
 from ackline.steps.run import RunResult
 from ackline.tables.store import LedgerStore
 from ackline.tables.turn_outcomes import commonest_failures
@@ -27,7 +28,24 @@ def account_lines(ran: RunResult, newest: Settlement | None) -> list[str]:
     line += f" ({_counts(settled)})" if settled else ""
     pending = _pending(newest)
     line += f"; {pending:,} {'is' if pending == 1 else 'are'} pending" if pending else "; nothing is pending"
-    return [f"Handled: {_handled(ran)}.", *_failed(ran), f"{line}."]
+    return [f"Handled: {_handled(ran)}.", *_failed(ran), f"{line}.", *open_transaction_lines(ran.plans[-1:])]
+
+
+def open_transaction_lines(plans: Sequence[Plan]) -> list[str]:
+    """Returns how many offsets open transactions hold back that these plans could not read; nothing without any."""
+    held = {
+        tp: planned.log for plan in plans for tp, planned in plan.partitions.items() if planned.log.open_transaction
+    }
+    if not held:
+        return []
+    tp, log = max(held.items(), key=lambda item: item[1].open_transaction)
+    offsets, more = sum(log.open_transaction for log in held.values()), len(held) - 1
+    others = f" and {counted(more, 'more partition')}" if more else ""
+    name = plans[0].turn.pipeline
+    return [
+        f"Not readable: {counted(offsets, 'offset')} behind open transactions, in {tp} from {log.end} on{others}; "
+        f"`ackline explain {name}` shows since when."
+    ]
 
 
 def _failed(ran: RunResult) -> list[str]:

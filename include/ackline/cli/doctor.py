@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from packaging.requirements import Requirement
 
+from ackline.answers.explain import explanations_of
 from ackline.answers.status import PartitionStatus, Unreachable, status_and_missing
 from ackline.backfill.perform import backfill_pipeline
 from ackline.backfill.run import backfills, standstill_of
@@ -32,7 +34,7 @@ from ackline.kafka.config import brokers
 from ackline.kafka.registry import check_registry
 from ackline.lane.adapters import Adapters, topic_warnings
 from ackline.lane.rights import missing_rights, rights_text, topics_of_run
-from ackline.ledger.states import SOON
+from ackline.ledger.states import LONGEST_TRANSACTION, SOON
 from ackline.ledger.turns import Settlement
 from ackline.local.connection import uses_dev_broker
 from ackline.outputs.checks import check_outputs
@@ -402,7 +404,7 @@ def _broker(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
             for lane, why in older_copies_of_backfills(adapters.store).items():
                 yield Check(f"outputs of {lane}", False, why)
         yield from _warnings(adapters, wanted)
-        yield from _retention(adapters)
+        yield from _logs(adapters)
         members = adapters.group.members()
         detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"
         yield Check(f"group {pipeline.kafka.group_id}", not members, detail)
@@ -457,12 +459,14 @@ def _warnings(adapters: Adapters, topics: Iterable[str]) -> Iterator[Check]:
         yield Check("settings", True, f"{_WARNING}{text}")
 
 
-def _retention(adapters: Adapters) -> Iterator[Check]:
-    """Yields a warning if retention takes records that are not settled within a day."""
+def _logs(adapters: Adapters) -> Iterator[Check]:
+    """Yields what open transactions hold back, and a warning if retention takes records that are not settled within a
+    day."""
     limit, partitions = adapters.now() + SOON, list[PartitionStatus]()
     if _newest(adapters) is not None:
         with suppress(AcklineError):  # why it can't be read, another check says
             partitions = status_and_missing(adapters)[0]
+    yield from _open_transactions(adapters, partitions)
     near = [(each.retention_eta, each) for each in partitions if each.retention_eta and each.retention_eta <= limit]
     if not near:
         return
@@ -474,6 +478,24 @@ def _retention(adapters: Adapters) -> Iterator[Check]:
         f"from {at:%Y-%m-%d %H:%M:%S} UTC on{others}; raise retention.ms, or run more often: `ackline explain "
         f"{adapters.pipeline.name} {first.topic} {first.partition}` names what holds it",
     )  # fmt: skip
+
+
+def _open_transactions(adapters: Adapters, partitions: Iterable[PartitionStatus]) -> Iterator[Check]:
+    """Yields what open transactions hold back: a warning if one is open for longer than Kafka lets it be by default, or
+    for a time that is not known."""
+    now, held = adapters.now(), [each for each in partitions if each.open_transaction is not None]
+    if not held:
+        return
+    since, first = min(((_open_since(each), each) for each in held), key=lambda found: found[0])
+    others = f" So it is in {counted(len(held) - 1, 'more partition')}." if len(held) > 1 else ""
+    hangs = _WARNING if since <= now - LONGEST_TRANSACTION else ""
+    sentence = explanations_of(adapters, [first])[0].sentence
+    yield Check("open transaction", True, f"{hangs}{sentence}{others}")
+
+
+def _open_since(status: PartitionStatus) -> datetime:
+    since = status.open_transaction.since if status.open_transaction is not None else None
+    return since or datetime.min.replace(tzinfo=UTC)
 
 
 COMMANDS = {"doctor": doctor}

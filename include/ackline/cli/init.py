@@ -216,6 +216,8 @@ def _consequences(survey: GroupSurvey) -> str:
     lines.append("Records that a consumer has handled and not committed are handled again.")
     if without:
         lines.append(f"{without} of {len(survey.logs)} partitions have no commit; they are read from their log start.")
+    if survey.open_transactions:
+        lines.append(f"{counted(survey.open_transactions, 'offset')} more can't be read before open transactions end.")
     if expired:
         lines.append(
             f"Retention has taken {counted(expired, 'offset')} that no commit had passed; nothing can read them."
@@ -230,6 +232,7 @@ def _partition_json(survey: GroupSurvey, tp: TopicPartition) -> dict[str, Any]:
         **tp._asdict(),
         "log_start": log.start,
         "log_end": log.end,
+        "high_watermark": log.high_watermark,
         "committed": None if committed is None else committed.offset,
         "start": survey.start(tp),
         "lag": survey.lag(tp),

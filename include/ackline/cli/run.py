@@ -8,7 +8,7 @@ import typer
 
 from ackline.actions.objects import plan_object, run_object
 from ackline.cli import formats, tables
-from ackline.cli.account import account_lines, failure_lines
+from ackline.cli.account import account_lines, failure_lines, open_transaction_lines
 from ackline.cli.notices import Verbosity, is_quiet, notice
 from ackline.cli.options import Json, Name, Now, check_spark, opened, request_of, start_spark, with_fields
 from ackline.errors import ConfigError, counted
@@ -148,6 +148,7 @@ def plan(values: Mapping[str, Any], name: Name, as_json: Json = False, now: Now 
         out.print(f"The partition {tp} has no leader; it is left out.")
     if found.plan:
         tables.print_plan(out, found.plan, found.adopted)
+        tables.print_lines(out, open_transaction_lines([found.plan]))
 
 
 COMMANDS = {"run": with_fields(RUN_FIELDS, run), "plan": with_fields(RUN_FIELDS, plan)}

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeEla
 from rich.table import Table
 from rich.text import Text
 
-from ackline.answers.status import PartitionStatus, Unreachable
+from ackline.answers.status import PartitionStatus, Unreachable, all_open
 from ackline.lane.ways_out import StandsStill
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.metrics import StepFigures, mean_and_max
@@ -273,9 +273,11 @@ def short_time(at: datetime | None) -> str | None:
 
 
 STATUS_COLUMNS = ("partition", "log start", "log end", "committed", "floor", "complete to", "retry", "dead letter",
-                  "in flight", "due", "next due", "lag", "seconds", "acked", "dead", "state")  # fmt: skip
-_STATUS_FIRST = ("partition", "floor", "lag", "state", "retry", "seconds", "dead letter", "log end", "committed",
-                 "acked", "dead", "next due", "due", "in flight", "complete to", "log start")  # fmt: skip
+                  "in flight", "due", "next due", "lag", "open transaction", "seconds", "acked", "dead",
+                  "state")  # fmt: skip
+_STATUS_FIRST = ("partition", "floor", "lag", "open transaction", "state", "retry", "seconds", "dead letter", "log end",
+                 "committed", "acked", "dead", "next due", "due", "in flight", "complete to",
+                 "log start")  # fmt: skip
 MOST_PARTITIONS = 20
 """How many partitions `ackline status` lists: the worst ones."""
 
@@ -316,6 +318,7 @@ def _status_row(status: PartitionStatus) -> list[Any]:
         status.due,
         short_time(status.next_due),
         status.lag,
+        None if status.open_transaction is None else status.open_transaction.records,
         None if status.lag_seconds is None else round(status.lag_seconds),
         status.totals["acked"],
         status.totals["dead"],
@@ -333,6 +336,7 @@ def _status_totals(partitions: Sequence[PartitionStatus]) -> list[Any]:
         sum(status.due for status in partitions),
         short_time(due),
         sum(lags) if (lags := [status.lag for status in partitions if status.lag is not None]) else None,
+        held.records if (held := all_open(status.open_transaction for status in partitions)) else None,
         round(max(ages)) if ages else None,
         sum(status.totals["acked"] for status in partitions),
         sum(status.totals["dead"] for status in partitions),

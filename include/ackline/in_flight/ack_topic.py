@@ -115,15 +115,13 @@ def range_to_read(adapters: Adapters, position: AckPosition) -> AnswerRange:
             key="ack_topic",
         )
     tps, leaderless = _by_leader(topic, info)
-    at = adapters.now()
-    # Before the bounds: what is written by now and not readable then is in or behind an open transaction.
-    written = adapters.cluster.written_ends(tps) if adapters.pipeline.kafka.isolation == "read_committed" else {}
+    at = adapters.now()  # before the bounds: they show whether an open transaction hides what is written by now
     logs = adapters.cluster.bounds(tps)
     warnings = []
     if info.topic_id != position.topic_id:
         position = AckPosition(topic, info.topic_id)
         warnings.append(f"the ack topic {topic} was created again: answers that were not read before that are lost")
-    starts = _starts(adapters, position, logs, written, warnings)
+    starts = _starts(adapters, position, logs, warnings)
     # Under read_committed an open transaction may hold the readable end below what was read before; nothing is lost.
     ends = {tp: max(log.end, starts[tp]) for tp, log in logs.items()}
     ranges = {tp: OffsetRange(min(max(starts[tp], log.start), ends[tp]), ends[tp]) for tp, log in logs.items()}
@@ -135,7 +133,7 @@ def range_to_read(adapters: Adapters, position: AckPosition) -> AnswerRange:
     if leaderless:
         names = _names([str(tp) for tp in leaderless])
         warnings.append(f"the ack topic {names} has no leader, so its answers can't be read yet: {_WITHHELD}")
-    hidden = [f"{tp} from {ranges[tp].end} on" for tp, end in written.items() if end > ranges[tp].end]
+    hidden = [f"{tp} from {ranges[tp].end} on" for tp, log in logs.items() if log.high_watermark > ranges[tp].end]
     if hidden:
         warnings.append(f"an open transaction hides answers of the ack topic {_names(hidden)}: {_WITHHELD}")
     return AnswerRange(ranges, _after(position, ranges, logs), tuple(warnings), at, bool(hidden or leaderless))
@@ -151,7 +149,6 @@ def _starts(
     adapters: Adapters,
     position: AckPosition,
     logs: Mapping[TopicPartition, LogBounds],
-    written: Mapping[TopicPartition, int],
     warnings: list[str],
 ) -> dict[TopicPartition, int]:
     """Returns from where each partition is read: the position, or below it what a truncation has left.
@@ -164,7 +161,7 @@ def _starts(
     truncated = truncated_partitions(adapters, known, logs)
     for tp, log in logs.items():
         # Without a known leader epoch, only the end of the log shows a truncation.
-        if tp not in truncated and max(log.end, written.get(tp, 0)) < starts[tp]:
+        if tp not in truncated and log.high_watermark < starts[tp]:
             truncated[tp] = log.end
     for tp, end in truncated.items():
         left = logs[tp].start if end is None else min(end, starts[tp])

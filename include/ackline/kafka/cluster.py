@@ -50,6 +50,8 @@ from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import timestamp_of
 from ackline.pipeline.warnings import TopicPolicy
 
+READ_UNCOMMITTED = "read_uncommitted"
+"""The isolation level under which a reader also gets the records of open and aborted transactions."""
 REQUEST_TIMEOUT = 30.0
 """Seconds that a request to the cluster may take."""
 CONNECT_TIMEOUT = 5.0
@@ -101,14 +103,13 @@ class Cluster(Closing):
         self._isolation = isolation
         self._last = LastError()
         self._admin = clients.admin(config, error_cb=self._last)
-        self._reader: Consumer | None = None
+        self._readers: dict[str, Consumer] = {}
         self._connected = False
 
     def close(self) -> None:
         """Closes the connections. May be called repeatedly."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        while self._readers:
+            self._readers.popitem()[1].close()
 
     def reachable(self) -> str:
         """Returns the cluster's id. Raises TransientError within `CONNECT_TIMEOUT` seconds if no broker answers."""
@@ -196,29 +197,32 @@ class Cluster(Closing):
         return sorted(topics.keys() - _INTERNAL)
 
     def bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogBounds]:
-        """Returns the bounds of each partition, in two requests to each leader however many partitions there are.
+        """Returns the bounds of each partition, in at most three requests to each leader however many partitions there
+        are.
 
         Waits for leaders that are moving. Raises FatalError for a partition that does not exist, TransientError for one
         that stays without a leader and if no broker answers.
         """
         tps = sorted(set(partitions))
-        # Starts first: an end that is read later is never below its start.
-        starts, ends = self._while_leaders_move(lambda: (self._offsets(tps, _EARLIEST), self._offsets(tps, _LATEST)))
+        starts, written, ends = self._while_leaders_move(lambda: self._starts_and_ends(tps))
         bounds: dict[TopicPartition, LogBounds] = {}
         for tp in tps:
             start, end, leader_epoch = int(starts[tp].offset), int(ends[tp].offset), ends[tp].leader_epoch
             known = leader_epoch if leader_epoch is not None and leader_epoch >= 0 else None
-            bounds[tp] = LogBounds(start, max(start, end), known)
+            end = max(start, end)
+            bounds[tp] = LogBounds(start, end, known, max(0, int(written[tp].offset) - end) if written else 0)
         return bounds
 
-    def written_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Returns where the log of each partition ends, open transactions included, whatever the isolation.
+    def _starts_and_ends(self, tps: Sequence[TopicPartition]) -> tuple[_Offsets, _Offsets, _Offsets]:
+        """Returns the log starts, the high watermarks, and the readable ends. Under `read_uncommitted`, which reads up
+        to the high watermarks, these are empty.
 
-        Raises as `bounds` does.
+        The order matters. An end that is read later is never below its start. What is written by then, and not readable
+        later, is in or behind an open transaction.
         """
-        tps = sorted(set(partitions))
-        ends = self._while_leaders_move(lambda: self._offsets(tps, _LATEST, "read_uncommitted"))
-        return {tp: int(ends[tp].offset) for tp in tps}
+        starts = self._offsets(tps, _EARLIEST)
+        reads_all = self._isolation == READ_UNCOMMITTED
+        return starts, {} if reads_all else self._offsets(tps, _LATEST, READ_UNCOMMITTED), self._offsets(tps, _LATEST)
 
     def offsets_at(self, partitions: Iterable[TopicPartition], time: datetime) -> dict[TopicPartition, int | None]:
         """Returns the first offset of each partition whose record is stamped at or after `time`, or None if there is no
@@ -252,7 +256,7 @@ class Cluster(Closing):
             return {}
         last = LastError()
         # Uncommitted records answer as well, and need no wait for a transaction's end.
-        reader = clients.consumer(self._config, "read_uncommitted", **clients.SPARSE_FETCH, error_cb=last)
+        reader = clients.consumer(self._config, READ_UNCOMMITTED, **clients.SPARSE_FETCH, error_cb=last)
         try:
             with clients.as_ackline_errors(_DOING, self._config, last):
                 return _query_leaders(reader, self._config, positions, timeout, last)
@@ -260,14 +264,15 @@ class Cluster(Closing):
             reader.close()
 
     def record_times(
-        self, offsets: Mapping[TopicPartition, int], *, timeout: float = 5.0
+        self, offsets: Mapping[TopicPartition, int], isolation: str | None = None, *, timeout: float = 5.0
     ) -> dict[TopicPartition, datetime]:
         """Returns for each partition the timestamp of the first record at or after its offset, in one pass that fetches
         a few kilobytes of each. A partition is absent without such a record, if the record's timestamp is no time, and
-        without an answer within `timeout` seconds."""
-        if self._reader is None:
-            self._reader = clients.consumer(self._config, self._isolation, **clients.SPARSE_FETCH)
-        reader, waiting = self._reader, dict(offsets)
+        without an answer within `timeout` seconds. `isolation` is that of the cluster by default."""
+        level = isolation or self._isolation
+        if level not in self._readers:
+            self._readers[level] = clients.consumer(self._config, level, **clients.SPARSE_FETCH)
+        reader, waiting = self._readers[level], dict(offsets)
         times: dict[TopicPartition, datetime] = {}
         deadline = time.monotonic() + timeout
         with clients.as_ackline_errors("reading the time of a record", self._config, self._last):

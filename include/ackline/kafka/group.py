@@ -6,15 +6,15 @@ offset may be committed, and when. This module guarantees one thing: when `Group
 was committed.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
-from ackline.errors import AcklineError, FatalError, GroupBusy, TransientError
+from ackline.errors import AcklineError, FatalError, GroupBusy, OffsetsPending, TransientError
 from ackline.kafka import clients
 from ackline.kafka.clients import (
     COORDINATOR_NOT_READY,
@@ -32,6 +32,10 @@ COORDINATOR_TIMEOUT = 30.0
 """Seconds for which a coordinator may be starting or moving before that is an error."""
 
 _REQUEST_TIMEOUT = 10.0
+_STABLE_TIMEOUT = 5.0
+"""Seconds for which the end of a transaction that holds offsets of the group is waited for, twice."""
+_PENDING = frozenset({"UNSTABLE_OFFSET_COMMIT", "_TIMED_OUT"})
+"""How a request for stable offsets fails while a transaction holds some. The client repeats it until it times out."""
 _RETRY_SECONDS = 0.2
 _BUSY = frozenset({
     "UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP", "ILLEGAL_GENERATION", "FENCED_INSTANCE_ID", "FENCED_MEMBER_EPOCH",
@@ -61,13 +65,21 @@ class Group(Closing):
         self._admin = clients.admin(config, error_cb=self._last)
         own = {"group.id": group_id, "error_cb": self._last}
         self._consumer = clients.consumer(config, "read_committed", **own)
+        # Under read_uncommitted a client does not wait for offsets that a transaction holds.
+        self._prober = clients.consumer(config, "read_uncommitted", **own)
 
     def close(self) -> None:
-        """Closes the consumer, which has joined no group."""
+        """Closes the consumers, which have joined no group."""
         self._consumer.close()
+        self._prober.close()
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
+    def committed(
+        self, partitions: Iterable[TopicPartition], *, stable: bool = True
+    ) -> dict[TopicPartition, Committed]:
         """Returns what the group has committed; a partition without a commit is absent.
+
+        Raises OffsetsPending if a transaction holds offsets of the group. Without `stable`, which is for what is only
+        shown, it returns what was committed before that transaction.
 
         The consumer sends the request, because `list_consumer_group_offsets` of the admin client crashes the process
         while the coordinator is not ready (confluent-kafka 2.16).
@@ -75,7 +87,7 @@ class Group(Closing):
         tps = sorted(set(partitions))
         if not tps:
             return {}
-        answer = self._when_coordinator_ready("reading committed offsets", lambda: self._fetch_committed(tps))
+        answer = self._when_coordinator_ready("reading committed offsets", lambda: self._fetch_committed(tps, stable))
         self._probe = tps[0].topic
         return {
             TopicPartition(tp.topic, tp.partition): Committed(tp.offset, tp.metadata or "")
@@ -131,8 +143,21 @@ class Group(Closing):
         self._when_coordinator_ready("committing offsets", lambda: self._alter_offsets(offsets))
         self._check_committed(offsets)
 
-    def _fetch_committed(self, tps: Iterable[TopicPartition]) -> list[ClientPartition]:
-        answer = self._consumer.committed([ClientPartition(*tp) for tp in tps], timeout=self._request_timeout)
+    def _fetch_committed(self, tps: Sequence[TopicPartition], stable: bool) -> list[ClientPartition]:
+        if not stable:
+            return self._answer(self._prober, tps, self._request_timeout)
+        for _ in range(2):  # a coordinator that was not ready at the first request is at the second one
+            try:
+                return self._answer(self._consumer, tps, min(_STABLE_TIMEOUT, self._request_timeout))
+            except KafkaException as raised:
+                error = kafka_error(raised)
+                if error is None or error.name() not in _PENDING:
+                    raise
+                self._answer(self._prober, tps, self._request_timeout)  # raises if the coordinator is not ready
+        raise self._offsets_pending()
+
+    def _answer(self, consumer: Consumer, tps: Sequence[TopicPartition], timeout: float) -> list[ClientPartition]:
+        answer = consumer.committed([ClientPartition(*tp) for tp in tps], timeout=timeout)
         for tp in answer:
             if tp.error is not None:
                 raise KafkaException(tp.error)
@@ -147,7 +172,7 @@ class Group(Closing):
         about `eonce->refcnt`), all the more on an older connection. The consumer's own requests do not.
         """
         try:
-            self._consumer.committed([ClientPartition(self._probe, 0)], timeout=self._request_timeout)
+            self._prober.committed([ClientPartition(self._probe, 0)], timeout=self._request_timeout)
         except KafkaException as raised:
             error = kafka_error(raised)
             if error is None or error.name() != "TOPIC_AUTHORIZATION_FAILED":
@@ -227,10 +252,11 @@ class Group(Closing):
             return False
         # Serves the error callbacks, which alone report a refused login: the request only times out.
         self._admin.poll(0)
-        # The consumer has no partitions, so it can only get an error: that the login may not ask for the coordinator.
-        message = self._consumer.poll(0)
-        if message is not None and (refused := message.error()) is not None:
-            self._last(refused)
+        # The consumers have no partitions, so they can only get an error: the login may not ask for the coordinator.
+        for consumer in (self._consumer, self._prober):
+            message = consumer.poll(0)
+            if message is not None and (refused := message.error()) is not None:
+                self._last(refused)
         return self._last.cause(error).name() in COORDINATOR_NOT_READY
 
     def _ackline_error(
@@ -240,6 +266,15 @@ class Group(Closing):
         right = None if of_topic else f"{'Describe' if tp is None else 'Read'} on group {self.group_id}"
         doing = f"{doing} for group {self.group_id}"
         return ackline_error(error, doing, self._config, tp, offset, self._last, right)
+
+    def _offsets_pending(self) -> OffsetsPending:
+        return OffsetsPending(
+            f"group {self.group_id} at {brokers(self._config)} has offsets in a transaction that has not ended, so what"
+            f" it has committed is not known. A producer sends them, as in an exactly-once application:"
+            f" `kafka-transactions.sh list` and `describe` name its transaction and since when it is open. It ends with"
+            f" its producer, or at that one's transaction.timeout.ms; one that hangs ends with"
+            f" `kafka-transactions.sh forceTerminateTransaction` (Kafka 4.1). Then run this again"
+        )
 
     def _group_busy(self, members: Iterable[Any]) -> GroupBusy:
         names = ", ".join(members) or "members that just left"

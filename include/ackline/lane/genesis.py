@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ackline.errors import FatalError, NewerCommit
 from ackline.lane.adapters import Adapters
-from ackline.lane.log_checks import KafkaView, written_beyond
+from ackline.lane.log_checks import KafkaView
 from ackline.lane.plans import new_plan
 from ackline.lane.ways_out import ledger_advice
 from ackline.ledger.commit_rule import CommitMetadata, Committed, is_of_ledger, is_of_pipeline
@@ -143,11 +143,12 @@ def _initial_position_by_log(
 
 def _check_not_beyond_end(adapters: Adapters, tp: TopicPartition, offset: int, log: LogBounds | None) -> None:
     """Raises FatalError for an offset beyond the end of the log; an open transaction is part of the log (S43)."""
-    if log is None or offset <= log.end or tp in written_beyond(adapters, {tp: offset}):
+    if log is None or offset <= log.high_watermark:
         return
     raise FatalError(
-        f"{tp}: the group {adapters.pipeline.kafka.group_id} holds offset {offset}, beyond the log end {log.end}: "
-        f"the topic was truncated or recreated. Move the group to the offset at which the pipeline is to start",
+        f"{tp}: the group {adapters.pipeline.kafka.group_id} holds offset {offset}, beyond the log end "
+        f"{log.high_watermark}: the topic was truncated or recreated. Move the group to the offset at which the "
+        f"pipeline is to start",
         tp=tp,
         offset=offset,
     )

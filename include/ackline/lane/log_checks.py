@@ -46,8 +46,10 @@ class KafkaView:
     missing: tuple[str, ...]
 
 
-def observe_kafka(adapters: Adapters, newest: Settlement | None) -> KafkaView:
+def observe_kafka(adapters: Adapters, newest: Settlement | None, *, stable: bool = True) -> KafkaView:
     """Returns the subscription and the lane's topics, read from the broker. The lag needs no more requests.
+
+    `stable` is as in `ackline.kafka.group.Group.committed`.
 
     Topic ids are read before bounds. A topic that is created again in between is shown under its old id. Later checks
     detect that: replay compares the ids before and after it reads records, and after a plan that reads nothing, the
@@ -65,22 +67,11 @@ def observe_kafka(adapters: Adapters, newest: Settlement | None) -> KafkaView:
     }
     logs = adapters.cluster.bounds([tp for tp, leader in has_leader.items() if leader])
     bounds = {tp: logs.get(tp) for tp in has_leader}
-    committed = adapters.group.committed(has_leader)
+    committed = adapters.group.committed(has_leader, stable=stable)
     missing = [name for name in block.named_topics or () if name not in topics]
     named = [TopicPartition(name, number) for name, numbers in (block.partitions or {}).items() for number in numbers]
     missing += [str(tp) for tp in named if tp.topic in topics and tp not in has_leader]
     return KafkaView({name: info.topic_id for name, info in topics.items()}, bounds, committed, tuple(missing))
-
-
-def written_beyond(adapters: Adapters, offsets: Mapping[TopicPartition, int]) -> set[TopicPartition]:
-    """Returns the partitions whose log is written up to the given offset, beyond the last stable offset.
-
-    Empty under `read_uncommitted`: there the readable end is the end of the log.
-    """
-    if adapters.pipeline.kafka.isolation != "read_committed":
-        return set()
-    ends = adapters.cluster.written_ends(offsets)
-    return {tp for tp, offset in offsets.items() if ends[tp] >= offset}
 
 
 Known = Mapping[TopicPartition, tuple[int, int | None]]

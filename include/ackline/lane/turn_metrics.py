@@ -9,18 +9,26 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from ackline.errors import AcklineError
+from ackline.kafka.cluster import READ_UNCOMMITTED
 from ackline.lane.adapters import Adapters
 from ackline.lane.plans import lane_ranges
-from ackline.ledger.fold import PartitionState
-from ackline.ledger.metrics import TurnReport, fetch_metrics, lag_seconds, partition_metrics, retries_in, totals_after
+from ackline.ledger.metrics import (
+    TurnReport,
+    fetch_metrics,
+    lag_seconds,
+    log_metrics,
+    partition_metrics,
+    retries_in,
+    totals_after,
+)
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
-from ackline.ledger.states import Signals, signals_after
+from ackline.ledger.states import OPEN_SINCE, OPEN_TRANSACTION, Signals, is_behind, signals_after
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, is_backfill
 from ackline.pipeline.pipeline import TurnSettings
 from ackline.tables.store import LedgerStore
@@ -101,7 +109,11 @@ def with_metrics(
 ) -> dict[TopicPartition, SettledPartition]:
     """Returns a settlement's partitions with `metrics` and `totals`; the same in every process that computes them."""
     logs = {tp: log for tp in partitions if (log := _log_at(plan, before, tp)) is not None}
-    waiting = _first_unsettled(adapters, logs, {tp: settled.state for tp, settled in partitions.items()})
+    try:  # a broker that does not answer fails no settlement: these are metrics
+        times = first_times(adapters, logs, {tp: settled.state.floor for tp, settled in partitions.items()})
+    except AcklineError:
+        times = FirstTimes({tp: None for tp, log in logs.items() if partitions[tp].state.floor < log.high_watermark})
+    waiting = times.unsettled
     expiries, chosen = expiries_of(adapters, waiting), lane_ranges(adapters, plan.turn.epoch)
     now, measured = adapters.now(), {}
     for tp, settled in partitions.items():
@@ -109,15 +121,17 @@ def with_metrics(
         earlier = previous.metrics if previous else None
         age = lag_seconds(tp in waiting, waiting.get(tp), now) if log is not None else None
         metrics = partition_metrics(settled.state, log, settled.committed, rows, now, age)
-        lag = log and max(0, log.end - settled.state.floor)
+        lag, since = log and max(0, log.end - settled.state.floor), times.open_since.get(tp)
+        metrics |= {OPEN_SINCE: since.timestamp()} if since is not None else {}
+        behind = is_behind(lag, log.open_transaction if log else 0)
         if chosen is not None:
             # A backfill lane is not behind the log's end: it is behind what it was to read.
             lag = settled.state.unsettled_in(chosen[tp])
-            metrics["lag"] = float(lag)
+            metrics["lag"], behind = float(lag), is_behind(lag, 0)
         metrics |= fetch_metrics(earlier, report.fetches.get(tp) if report else None)
         unrecorded = report.counts.get(tp, {}) if report is not None and not report.recorded else {}
         metrics |= signals_after(
-            earlier, rows, moved=settled.state.floor != settled.old_floor, lag=lag,
+            earlier, rows, moved=settled.state.floor != settled.old_floor, behind=behind,
             new_records=outcomes.attempted_fresh.get(tp, 0), retention_at=expiries.get(tp), now=now,
             without_row=sum(unrecorded.get(word, 0) for word in (Outcome.FAILED, Outcome.DROPPED)),
         )  # fmt: skip
@@ -134,29 +148,44 @@ def metrics_without_effect(plan: Plan, before: Settlement, tp: TopicPartition, n
     settled = before.partitions[tp]
     earlier, log = settled.metrics or {}, _log_at(plan, before, tp)
     lag = int(earlier["lag"]) if "lag" in earlier else None
-    metrics = fetch_metrics(earlier)
+    metrics = fetch_metrics(earlier) | log_metrics(log)
     if log is not None:
         lag = max(0, log.end - settled.state.floor)
-        metrics |= {"log_start": float(log.start), "log_end": float(log.end)}
+        # Of the same transaction the time is known; of another one the next turn that settles finds it.
+        if log.open_transaction and OPEN_SINCE in earlier and earlier.get("log_end") == log.end:
+            metrics[OPEN_SINCE] = earlier[OPEN_SINCE]
+    behind = is_behind(lag, log.open_transaction if log is not None else 0)
     if lag is not None:
         metrics["lag"] = float(lag)
     retention_at = Signals.of(earlier).retention_at
-    return metrics | signals_after(earlier, (), moved=False, lag=lag, new_records=0, retention_at=retention_at, now=now)
+    return metrics | signals_after(
+        earlier, (), moved=False, behind=behind, new_records=0, retention_at=retention_at, now=now
+    )
 
 
-def _first_unsettled(
-    adapters: Adapters, logs: Mapping[TopicPartition, LogBounds], states: Mapping[TopicPartition, PartitionState]
-) -> dict[TopicPartition, datetime | None]:
-    """Returns the time of the first record at or above the floor of each partition that is behind its log.
+@dataclass(frozen=True, slots=True)
+class FirstTimes:
+    """The times of records that the log has and the lane has not settled. None if the broker has no time for one."""
 
-    None if the broker has no time for it. A broker that does not answer fails no settlement: these are metrics.
-    """
-    behind = {tp: max(states[tp].floor, log.start) for tp, log in logs.items() if states[tp].floor < log.end}
-    try:
-        times = adapters.cluster.record_times(behind) if behind else {}
-    except AcklineError:
-        times = {}
-    return {tp: times.get(tp) for tp in behind}
+    unsettled: Mapping[TopicPartition, datetime | None]
+    """Of each partition that is behind its log, the time of the first record at or above its floor."""
+    open_since: Mapping[TopicPartition, datetime | None] = field(default_factory=dict)
+    """Of each partition with an open transaction, the time of the transaction's first record. Kafka's clients can't ask
+    a broker when a transaction has begun."""
+
+
+def first_times(
+    adapters: Adapters, logs: Mapping[TopicPartition, LogBounds], floors: Mapping[TopicPartition, int]
+) -> FirstTimes:
+    """Returns the times of the first records that are not settled. A lane that has read all that is readable is as old
+    as the open transaction above it. Raises AcklineError if the broker does not answer."""
+    readable = {tp: max(floors[tp], log.start) for tp, log in logs.items() if floors[tp] < log.end}
+    times = adapters.cluster.record_times(readable) if readable else {}
+    # The first offset that is not stable is that of the transaction. Only the record's time is taken (I14).
+    held = {tp: log.end for tp, log in logs.items() if log.open_transaction}
+    opened = adapters.cluster.record_times(held, READ_UNCOMMITTED) if held else {}
+    unsettled = {tp: opened.get(tp) for tp in held} | {tp: times.get(tp) for tp in readable}
+    return FirstTimes(unsettled, {tp: opened.get(tp) for tp in held})
 
 
 def expiries_of(
@@ -193,7 +222,8 @@ def _log_at(plan: Plan, before: Settlement, tp: TopicPartition) -> LogBounds | N
     stored = settled.metrics if settled is not None and settled.metrics else {}
     if "log_start" not in stored or "log_end" not in stored:
         return None
-    return LogBounds(int(stored["log_start"]), int(stored["log_end"]))
+    withheld = int(stored.get(OPEN_TRANSACTION, 0))
+    return LogBounds(int(stored["log_start"]), int(stored["log_end"]), open_transaction=withheld)
 
 
 def _planned_log(plan: Plan, tp: TopicPartition) -> LogBounds | None:

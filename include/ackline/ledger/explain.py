@@ -53,6 +53,25 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """What an open transaction holds back above the readable end of a log."""
+
+    since: datetime | None
+    """The time of its first record; None if it is not known."""
+    records: int
+    """How many offsets: its own, and all that were written after its first one."""
+
+    def sentence(self, end: int, now: datetime) -> str:
+        """Returns it in words, for a log whose readable end is `end`."""
+        since = f" since {moment_text(self.since, now)}" if self.since else ""
+        return (
+            f"A transaction is open at offset {end}{since}: it holds back {counted(self.records, 'offset')}, up to the "
+            f"high watermark {end + self.records}, which no run reads before it ends. If its producer is gone, "
+            f"`kafka-transactions.sh find-hanging` finds it, and `abort` ends it."
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionEvidence:
     """What is known about a partition: its floor and what holds it, its log, and when retention takes the next record.
 
@@ -71,6 +90,7 @@ class PartitionEvidence:
     next_run: str = NEXT_RUN
     """The run that does what is due: NEXT_RUN, or AFTER_REFUSAL while each run is refused."""
     epoch: int = 0
+    open_transaction: OpenTransaction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +116,10 @@ def explain_partition(evidence: PartitionEvidence) -> PartitionExplanation:
     """Returns what holds the floor of a partition, and what retention takes next."""
     retention = Retention(evidence.log_start, evidence.next_expiry)
     why = f"Runs do not read the partition: {evidence.why}." if evidence.why else ""
-    text = " ".join(filter(None, [_floor_sentence(evidence), why, _retention_sentence(evidence)]))
+    held = ""
+    if evidence.open_transaction is not None and evidence.log_end is not None:
+        held = evidence.open_transaction.sentence(evidence.log_end, evidence.now)
+    text = " ".join(filter(None, [_floor_sentence(evidence), held, why, _retention_sentence(evidence)]))
     return PartitionExplanation(evidence.tp, evidence.floor, evidence.held_by, retention, text)
 
 
@@ -108,6 +131,8 @@ def _floor_sentence(evidence: PartitionEvidence) -> str:
     if end is None:
         return f"Nothing is pending in {tp}; its floor is {floor}. The end of its log is not known."
     if end <= floor:
+        if evidence.open_transaction is not None:
+            return f"Every record of {tp} that can be read is settled, up to {end}; the log goes on."
         return f"Every record of {tp} below its log end {end} is settled; nothing holds the floor."
     again = f" in epoch {evidence.epoch}" if evidence.epoch else ""
     return f"Nothing is pending in {tp}; its floor is {floor}, and [{floor}, {end}) is not read yet{again}."
@@ -138,7 +163,7 @@ def waiting_sentence(holder: HeldBy, now: datetime, next_run: str = NEXT_RUN) ->
 
 def _retention_sentence(evidence: PartitionEvidence) -> str:
     floor, start, end = evidence.floor, evidence.log_start, evidence.log_end
-    if start is None or end is None or floor >= end:
+    if start is None or end is None or (floor >= end and evidence.open_transaction is None):
         return ""
     if start > floor:
         return f"The log starts at {start}: {evidence.next_run} settles what is gone below it as expired."
@@ -387,19 +412,22 @@ def _state_of(evidence: OffsetEvidence, now: datetime) -> tuple[str, Pending | N
         failed = f" The last attempt failed at {places[-1]}." if places and places[-1] else ""
         return OffsetState.PENDING, pending, clause + failed + made
     if evidence.offset >= state.complete_to:
-        return OffsetState.NOT_READ, None, _unread_sentence(evidence, state)
+        return OffsetState.NOT_READ, None, _unread_sentence(evidence, state, now)
     settled, sentence = _settled_state(evidence)
     return settled, None, sentence
 
 
-def _unread_sentence(evidence: OffsetEvidence, state: PartitionState) -> str:
+def _unread_sentence(evidence: OffsetEvidence, state: PartitionState, now: datetime) -> str:
     log, terminal = evidence.log, _terminal(evidence.events)
     before = f" Epoch {terminal.epoch} settled it as {terminal.outcome}." if terminal else ""
     if evidence.open_turn is not None:
         reading = evidence.open_turn
         return f"is in turn {reading.turn}, which run {reading.run_id} has planned and no run has settled yet.{before}"
+    if log is not None and log.end <= evidence.offset < log.high_watermark:
+        held = OpenTransaction(None, log.open_transaction).sentence(log.end, now)
+        return f"is not readable yet. {held}{before}"
     if log is not None and evidence.offset >= log.end:
-        return f"is not written yet, or not readable yet: the log ends at {log.end}.{before}"
+        return f"is not written yet: the log ends at {log.high_watermark}.{before}"
     if log is not None and evidence.offset < log.start:
         return f"is not read, and retention has taken it: {evidence.next_run} settles it as expired.{before}"
     return f"is not read yet: the lane has read everything below {state.complete_to}.{before}"

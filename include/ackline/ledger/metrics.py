@@ -18,6 +18,7 @@ from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
+from ackline.ledger.states import OPEN_TRANSACTION
 from ackline.stored import decode_or_none, encode
 
 _MILLISECOND = 1_000_000
@@ -286,8 +287,6 @@ def partition_metrics(
     """
     turn_rows = OutcomeColumns.of(rows)
     metrics: dict[str, float | None] = {
-        "log_start": log.start if log else None,
-        "log_end": log.end if log else None,
         "committed": committed.offset if committed else None,
         "read": state.complete_to,
         "lag": max(0, log.end - state.floor) if log else None,
@@ -301,4 +300,12 @@ def partition_metrics(
     for row in turn_rows.of_ranges():
         name = f"{row.outcome.value}_in_ranges"
         metrics[name] = (metrics.get(name) or 0) + row.end - row.offset
-    return {name: float(value) for name, value in metrics.items() if value is not None}
+    return log_metrics(log) | {name: float(value) for name, value in metrics.items() if value is not None}
+
+
+def log_metrics(log: LogBounds | None) -> dict[str, float]:
+    """The metrics that say where a log was; empty if that is not known."""
+    if log is None:
+        return {}
+    held = {OPEN_TRANSACTION: float(log.open_transaction)} if log.open_transaction else {}
+    return {"log_start": float(log.start), "log_end": float(log.end)} | held

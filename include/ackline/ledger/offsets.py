@@ -58,6 +58,24 @@ class LogBounds(NamedTuple):
 
     In a plan it also covers the state: whatever is settled or pending below the planned end is in the log of that
     leader as it was read."""
+    open_transaction: int = 0
+    """How many offsets an open transaction holds back above `end`: its own, and all that were written after its first
+    one. 0 under `read_uncommitted`."""
+
+    @property
+    def high_watermark(self) -> int:
+        """The end of the log, open transactions included."""
+        return self.end + self.open_transaction
+
+    def read_to(self, complete_to: int) -> "LogBounds":
+        """Returns the bounds for a lane that has read everything below `complete_to`.
+
+        Under `read_uncommitted`, which was an earlier setting or that of the group's former owner, a lane reads into an
+        open transaction. The log is not truncated then: its end is `complete_to` until the transaction ends (S43).
+        """
+        if not self.end < complete_to <= self.high_watermark:
+            return self
+        return self._replace(end=complete_to, open_transaction=self.high_watermark - complete_to)
 
 
 @dataclass(frozen=True, slots=True)

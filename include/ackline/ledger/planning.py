@@ -80,6 +80,7 @@ IN_FLIGHT_FULL = "in_flight.max reached"
 IN_FLIGHT = "waits for answers"
 WAITING = "retries not yet due"
 RUN_FULL = "max_records_per_run reached"
+OPEN_TRANSACTION = "an open transaction holds back the rest"
 CAUGHT_UP = "nothing new"
 
 
@@ -242,7 +243,9 @@ def _why_nothing(view: PartitionView, room: OffsetRange, now: datetime, limits: 
     if retries.due_at(now):
         return RUN_FULL
     if not next_range(view.chosen, room.start, view.log.end):
-        return WAITING if retries else IN_FLIGHT if _in_flight(view) else CAUGHT_UP
+        if retries or _in_flight(view):
+            return WAITING if retries else IN_FLIGHT
+        return OPEN_TRANSACTION if view.chosen is None and view.log.open_transaction else CAUGHT_UP
     if not limits.fresh:
         return ONLY_RETRIES
     if room:

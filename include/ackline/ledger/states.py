@@ -18,6 +18,8 @@ STUCK_AFTER = timedelta(hours=2)
 same limit."""
 SOON = timedelta(days=1)
 """If retention reaches the floor within this time, the partition is losing."""
+LONGEST_TRANSACTION = timedelta(minutes=15)
+"""The longest time for which a broker lets a transaction be open, unless its `transaction.max.timeout.ms` is raised."""
 RECENT = timedelta(hours=1)
 """A record that died this long ago still makes its partition failing."""
 FAILING_SHARE = 0.02
@@ -40,7 +42,8 @@ class State(StrEnum):
     PAUSED = "paused"
     """An operator has paused it, or it is not subscribed any more."""
     WAITING = "waiting"
-    """Records wait for a retry that is in time, for an answer or for a lower record."""
+    """Records wait for a retry that is in time, for an answer or for a lower record, or an open transaction holds back
+    all that is not read."""
     WORKING = "working"
     """Records are not read yet, and the floor moves."""
     UP_TO_DATE = "up to date"
@@ -63,7 +66,19 @@ _LAST_RECORDS, _LAST_FAILED = "last_new_records", "last_new_failed"
 only the turn that has handled new records has these two."""
 
 
-_LOG = ("log_start", "log_end")
+OPEN_TRANSACTION, OPEN_SINCE = "open_transaction", "open_transaction_since"
+"""The metrics of a settlement that say what an open transaction holds back: how many offsets above the log end, and the
+time of its first record in seconds since 1970. Neither is stored without an open transaction."""
+_LOG = ("log_start", "log_end", OPEN_TRANSACTION, OPEN_SINCE)
+
+
+def is_behind(lag: int | None, open_transaction: int) -> bool | None:
+    """Returns whether records wait above the floor: readable ones, or those that an open transaction holds back. None
+    if the lag is not known.
+
+    Only a partition of which this is False may be called up to date, settled or without lag (I20).
+    """
+    return True if open_transaction else None if lag is None else lag > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +122,7 @@ class PartitionFacts:
 
     floor: int
     lag: int | None
-    """How many offsets lie between the floor and the end of the log."""
+    """How many offsets lie between the floor and the readable end of the log."""
     log_start: int | None
     pending: int
     undelivered: int = 0
@@ -121,11 +136,13 @@ class PartitionFacts:
     signals: Signals = Signals()
     is_overdue: bool = False
     """Whether nothing ran for `MISSED_SCHEDULES` intervals of the schedule."""
+    open_transaction: int = 0
+    """How many offsets an open transaction holds back above the readable end."""
 
 
 def state_of(partition: PartitionFacts, now: datetime) -> State:
     """Returns the worst state that holds for a partition at `now`."""
-    signals, behind = partition.signals, partition.lag is None or partition.lag > 0
+    signals, behind = partition.signals, is_behind(partition.lag, partition.open_transaction) is not False
     gone = partition.log_start is not None and partition.log_start > partition.floor and behind
     if gone or partition.expired or (behind and _by(signals.retention_at, now + SOON)):
         return State.LOSING
@@ -140,7 +157,7 @@ def state_of(partition: PartitionFacts, now: datetime) -> State:
         return State.PAUSED
     if partition.lag is None or partition.is_overdue:
         return State.UNKNOWN
-    if partition.pending:
+    if partition.pending or (partition.open_transaction and not partition.lag):
         return State.WAITING
     return State.WORKING if behind else State.UP_TO_DATE
 
@@ -164,7 +181,8 @@ def metrics_of_start(metrics: Mapping[str, float] | None, start: int, now: datet
     if "log_end" not in kept:
         return {}
     lag = max(0.0, kept["log_end"] - start)
-    return kept | {"lag": lag} | ({FLOOR_SINCE: now.timestamp()} if lag else {})
+    waits = is_behind(int(lag), int(kept.get(OPEN_TRANSACTION, 0)))
+    return kept | {"lag": lag} | ({FLOOR_SINCE: now.timestamp()} if waits else {})
 
 
 def signals_after(
@@ -172,7 +190,7 @@ def signals_after(
     rows: Iterable[OutcomeRow],
     *,
     moved: bool,
-    lag: int | None,
+    behind: bool | None,
     new_records: int,
     retention_at: datetime | None,
     now: datetime,
@@ -180,13 +198,14 @@ def signals_after(
 ) -> dict[str, float]:
     """Returns the signals of a partition after a turn, as metrics.
 
-    `before` are the metrics after the turn before, `rows` the turn's outcomes, `new_records` how many records it has
-    handled for the first time; `without_row` of them failed and have no row. A turn without new records keeps the share
+    `before` are the metrics after the turn before, `rows` the turn's outcomes, `behind` is as `is_behind` says it,
+    `new_records` how many records the turn has handled for the first time; `without_row` of them failed and have no
+    row. A turn without new records keeps the share
     of the last turn that had some: otherwise a pipeline would look mended as soon as its topic is silent.
     """
     earlier, metrics = before or {}, dict[str, float]()
     waited = FLOOR_SINCE in earlier and not moved
-    if lag or (lag is None and waited):
+    if behind or (behind is None and waited):
         metrics[FLOOR_SINCE] = earlier[FLOOR_SINCE] if waited else now.timestamp()
     columns = OutcomeColumns.of(rows)
     failed = without_row + sum(

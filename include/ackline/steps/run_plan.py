@@ -15,7 +15,6 @@ from ackline.lane.log_checks import (
     check_topic_not_recreated,
     listed,
     stop_if_expired,
-    written_beyond,
 )
 from ackline.lane.plans import action_plan, follow_plan, new_plan
 from ackline.lane.ways_out import Way, reset_advice
@@ -53,7 +52,6 @@ def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: 
     # offsets mean other records, and a truncated log would count as one with nothing new (S42).
     readable = {tp: newest.partitions[tp] for tp, partition in views.items() if partition.readable}
     check_not_truncated(adapters, readable, view.bounds)
-    views |= _views_into_open_transactions(adapters, views)
     # The group was moved, and the lane follows it. This comes before the checks of retention and of max_offset_behind:
     # they judge the lane's present position, which this action changes.
     if moves:
@@ -163,10 +161,11 @@ def _views(
                     if adapters.pipeline.on_external_reset != "follow":
                         raise
                     moves[tp] = committed
+        bounds = view.bounds.get(tp)
         views[tp] = PartitionView(
             settled.topic_id,
             settled.state,
-            view.bounds.get(tp),
+            bounds.read_to(settled.state.complete_to) if bounds is not None else None,
             committed,
             # Once a plan has found a commit of this ledger, the foreign offset of the start counts as a new move (S36).
             still_acknowledged(committed, acknowledged, metadata),
@@ -199,25 +198,6 @@ def _returned(adapters: Adapters, newest: Settlement, view: KafkaView) -> dict[T
         )  # fmt: skip
         return {}
     return targets
-
-
-def _views_into_open_transactions(adapters: Adapters, views: Views) -> dict[TopicPartition, PartitionView]:
-    """Returns views of partitions whose `complete_to` is beyond the last stable offset, because a transaction is open.
-
-    `complete_to` passed the last stable offset under `read_uncommitted`: an earlier setting, or that of the group's
-    former owner. The log was not truncated, so its end is taken to be `complete_to`: there is nothing new until the
-    transaction ends (S43).
-    """
-    ahead = {
-        tp: view.state.complete_to
-        for tp, view in views.items()
-        if view.readable and view.log is not None and view.log.end < view.state.complete_to
-    }
-    adjusted = {}
-    for tp in written_beyond(adapters, ahead):
-        log = views[tp].log
-        adjusted[tp] = replace(views[tp], log=log and log._replace(end=ahead[tp]))
-    return adjusted
 
 
 def _with_waiting_times(

@@ -163,6 +163,9 @@ PLAN_COLUMNS = [
     Column("code", STRING, "whole.code", TEXT,
            comment="The code of the process that stored the plan of a run: the version of a DAG bundle, a git commit, "
                    "or a hash of files. Null if it is not known, and in an action."),
+    Column("open_transaction", LONG, "part.log.open_transaction", each(int, lambda offsets: offsets or 0),
+           comment="How many offsets an open transaction holds back above log_end, which is no part of any other "
+                   "number. The high watermark is the sum of the two."),
 ]  # fmt: skip
 """A row is one topic-partition of a plan: what the turn reads of it, or why it reads nothing. A row without a topic is
 a marker of the turn (`ackline.ledger.turns.MarkerKind`), and no part of its plan."""

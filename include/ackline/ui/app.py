@@ -172,7 +172,7 @@ def all_failures(dag_ids: DagIds, filters: Chosen, start: Start = 0) -> str:
 def pipeline(reading: Reading, dag_ids: DagIds, start: Start = 0) -> str:
     """Show one lane of a pipeline."""
     lanes = readings.lanes_with_tables(reading.name)
-    recent = reading.lag != 0 or reading.met_records_since(reading.now - timedelta(hours=RECENT_HOURS))
+    recent = reading.is_behind or reading.met_records_since(reading.now - timedelta(hours=RECENT_HOURS))
     groups = failing.failures(reading)
     actions = _actions(reading, dag_ids).of_pipeline(
         reading.pending[PendingKind.RETRY] > 0, recent, failing=reading.state is State.FAILING,

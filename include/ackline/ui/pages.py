@@ -19,7 +19,6 @@ from markupsafe import Markup
 from ackline.audit.history import TurnTotals
 from ackline.ledger.explain import (
     OffsetExplanation,
-    PartitionEvidence,
     explain_partition,
     moment_text,
     span,
@@ -147,9 +146,6 @@ def partition(
     reading: LaneReading, part: PartitionReading, actions: Sequence[ReadyAction], addresses: Addresses
 ) -> str:
     """Returns the view of one partition."""
-    evidence = PartitionEvidence(
-        part.tp, part.floor, part.held_by, part.log_start, part.log_end, None, reading.now, part.why
-    )
     reached = part.signals.retention_at
     pace = None
     if reached is not None and reached > reading.now:  # the sentence states what is gone already
@@ -157,9 +153,9 @@ def partition(
     pending = part.settled.state.pending
     return _render(
         "partition.html", f"{part.tp} · {reading.name}", addresses, refresh=True, reading=reading, part=part,
-        picture=charts.partition_picture, zoom=charts.zoom_start(part), sentence=explain_partition(evidence).sentence,
-        pace=pace, runs=list(pending[:PENDING_RUNS]), actions=actions,
-        more_runs=len(pending) if len(pending) > PENDING_RUNS else None,
+        picture=charts.partition_picture, zoom=charts.zoom_start(part),
+        sentence=explain_partition(part.evidence).sentence, pace=pace, runs=list(pending[:PENDING_RUNS]),
+        actions=actions, more_runs=len(pending) if len(pending) > PENDING_RUNS else None,
     )  # fmt: skip
 
 

@@ -5,23 +5,24 @@ Everything is judged by the newest settlement and the turns before it, so the pa
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
 from ackline.errors import GroupMoved, NewerCommit
 from ackline.ledger.commit_rule import CommitMetadata, check_commit_allowed
-from ackline.ledger.explain import HeldBy, held_by
+from ackline.ledger.explain import HeldBy, OpenTransaction, PartitionEvidence, held_by
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind
+from ackline.ledger.planning import OPEN_TRANSACTION as HELD_BACK
 from ackline.ledger.planning import PARKED, PAUSED, RUN_FULL, WAITING, WINDOW_FULL
-from ackline.ledger.states import PartitionFacts, Signals, State, state_of
+from ackline.ledger.states import OPEN_SINCE, OPEN_TRANSACTION, PartitionFacts, Signals, State, is_behind, state_of
 from ackline.ledger.turns import SettledPartition
 
 STUCK_TURNS = 3
 """How many turns must lie before the newest one, so that a partition which it could not read counts as stuck."""
 OPEN_TOO_LONG = timedelta(hours=1)
 """After this time an open plan that no process replays, an overdue retry or a stopped run counts as stuck."""
-_HARMLESS = (PARKED, PAUSED, RUN_FULL, WAITING, WINDOW_FULL)
+_HARMLESS = (HELD_BACK, PARKED, PAUSED, RUN_FULL, WAITING, WINDOW_FULL)
 """Reasons to read nothing that pass by themselves, or that an operator chose."""
 
 
@@ -103,9 +104,25 @@ class PartitionReading:
         return self.figure("lag")
 
     @property
+    def open_transaction(self) -> int:
+        """How many offsets an open transaction held back above the log end when the newest turn was planned."""
+        return self.figure(OPEN_TRANSACTION) or 0
+
+    @property
+    def evidence(self) -> PartitionEvidence:
+        """What the tables tell of what holds the partition."""
+        since, held = self.figure(OPEN_SINCE), None
+        if self.open_transaction:
+            held = OpenTransaction(None if since is None else datetime.fromtimestamp(since, UTC), self.open_transaction)
+        return PartitionEvidence(
+            self.tp, self.floor, self.held_by, self.log_start, self.log_end, None, self.now, self.why,
+            open_transaction=held,
+        )  # fmt: skip
+
+    @property
     def is_behind(self) -> bool:
         """Whether offsets may wait above the floor."""
-        return self.lag is None or self.lag > 0
+        return is_behind(self.lag, self.open_transaction) is not False
 
     @property
     def held_by(self) -> HeldBy | None:
@@ -144,7 +161,7 @@ class PartitionReading:
             undelivered=pending[PendingKind.DEAD_LETTER],
             paused=self.settled.paused or self.settled.let_go or self.why in (PAUSED, PARKED),
             stands_still=self._is_stuck, expired=bool(self.settled.counts.get("expired")), signals=self.signals,
-            is_overdue=self.is_overdue,
+            is_overdue=self.is_overdue, open_transaction=self.open_transaction,
         )  # fmt: skip
         return state_of(facts, self.now)
 

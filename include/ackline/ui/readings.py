@@ -113,6 +113,16 @@ class LaneReading:
         return sum(known) if known else None
 
     @property
+    def open_transaction(self) -> int:
+        """How many offsets open transactions hold back in all partitions, beside the lag."""
+        return sum(partition.open_transaction for partition in self.partitions)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether offsets may wait above a floor."""
+        return any(partition.is_behind for partition in self.partitions)
+
+    @property
     def pending(self) -> Mapping[PendingKind, int]:
         """The pending offsets of all partitions by kind."""
         total = dict.fromkeys(PendingKind, 0)
