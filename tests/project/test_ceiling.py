@@ -33,11 +33,11 @@ CEILINGS = {
     "airflow": 2_513,
     "ui": 2_506,
     "local": 2_262,
-    "cli": 4_294,
+    "cli": 4_298,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_881
+PACKAGE_CEILING = 54_885
 TESTS_CEILING = 67_387
 
 
