@@ -30,14 +30,14 @@ CEILINGS = {
     "actions": 1_965,
     "answers": 1_676,
     "backfill": 1_136,
-    "airflow": 2_513,
+    "airflow": 2_515,
     "ui": 2_506,
     "local": 2_262,
     "cli": 4_298,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_885
+PACKAGE_CEILING = 54_887
 TESTS_CEILING = 67_387
 
 
