@@ -1,10 +1,13 @@
 """What a turn reads of a table's log without its list of files is what delta-rs reads; so a turn costs the same beside
 any number of files of other days."""
 
+import json
+import os
 import shutil
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +24,7 @@ from ackline.errors import FatalError
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.metrics import TurnReport
 from ackline.ledger.outcomes import Outcome
+from ackline.outputs.output_table import OutputTable
 from ackline.tables.audit_table import AuditTable
 from ackline.tables.schemas import PARTITION_BY, TABLES
 from ackline.tables.store import LedgerStore
@@ -115,7 +119,6 @@ def test_the_state_of_the_log_is_what_delta_rs_reads_after_checkpoints_compactio
                 assert state.schema == table.schema()
                 assert state.metadata["id"] == str(table.metadata().id)
                 assert {a: table.transaction_version(a) for a in state.transactions} == state.transactions
-            assert fresh.transactions() == fresh.log.transactions(table.version())
 
     lane_tables = {name: AuditTable(lane.folder, name) for name in TABLES}
     for n in range(1, 4):
@@ -298,3 +301,77 @@ def test_a_checkpoint_of_another_writer_is_read_whole(tmp_path: Path, statistics
     mixed = pq.read_table(path)
     pq.write_table(mixed, path, row_group_size=4, write_statistics=statistics)
     assert _facts(tmp_path) == entries
+
+
+# ---- checkpoints of other tools, in a log without its first entries -------------------------------------------------
+
+
+def _cleaned(folder: Path) -> tuple[Path, Path]:
+    """Returns the log of a table, which holds no entry any more, and its newest checkpoint."""
+    table = _grown(folder, files=10)
+    table.checkpoint()
+    log = folder / "outcomes" / "_delta_log"
+    [path] = log.glob("*.checkpoint.parquet")
+    for entry in log.glob("*.json"):
+        entry.unlink()
+    return log, path
+
+
+def _in_parts(checkpoint: Path, number: int = 3) -> list[Path]:
+    """Writes a checkpoint in parts, as Spark does under `spark.databricks.delta.checkpoint.partSize`."""
+    rows = pq.read_table(checkpoint)
+    size = -(-rows.num_rows // number)
+    parts = [checkpoint.with_name(f"{checkpoint.name[:31]}.{n:010}.{number:010}.parquet") for n in range(1, number + 1)]
+    for n, part in enumerate(parts):
+        pq.write_table(rows.slice(n * size, size), part)
+    checkpoint.unlink()
+    return parts
+
+
+def test_a_checkpoint_in_parts_is_read_and_gives_way_to_those_of_ackline(tmp_path: Path) -> None:
+    log, checkpoint = _cleaned(tmp_path)
+    facts = _facts(tmp_path)
+    parts = _in_parts(checkpoint)
+    assert _facts(tmp_path) == facts
+    table = AuditTable(str(tmp_path), "outcomes")
+    for n in (4, 5, 6):
+        assert table.append([], f"{APPLICATION}outcomes", n)
+        table.checkpoint()
+        pointer = json.loads((log / "_last_checkpoint").read_text())
+        assert pointer.get("parts") == (3 if n == 4 else None)
+    assert (table.version_of(f"{APPLICATION}outcomes"), len(table.opened().file_uris())) == (6, 10)
+    for part in (*parts, *log.glob("*.checkpoint.parquet")):
+        os.utime(part, (0, 0))
+    table.checkpoint()
+    assert table.append([], f"{APPLICATION}outcomes", 7)
+    table.checkpoint()
+    assert [part for part in parts if part.exists()] == []
+
+
+_LOST: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a part": (lambda path: _in_parts(path)[1].unlink(), "no entry 0, and parts of its checkpoint 0.* are missing"),
+    "version 2": (
+        lambda path: path.rename(path.with_name(f"{path.name[:31]}.{uuid4()}.parquet")),
+        "a checkpoint of version 2, .*Spark SQL: ALTER TABLE delta.`.*` DROP FEATURE v2Checkpoint",
+    ),
+    "all": (Path.unlink, "no entry 0; restore its folder from a backup"),
+}
+"""What became of the newest checkpoint, and what the error says."""
+
+
+@pytest.mark.parametrize("lost", _LOST)
+@pytest.mark.parametrize("is_output", [False, True], ids=["of the ledger", "output"])
+def test_no_table_is_made_anew_where_a_log_has_been(tmp_path: Path, lost: str, is_output: bool) -> None:
+    """Its rows would be hidden for good."""
+    log, checkpoint = _cleaned(tmp_path)
+    become, error = _LOST[lost]
+    (log / f"{1:020}.crc").touch()
+    become(checkpoint)
+    names = sorted(path.name for path in log.iterdir())
+    uri = f"{tmp_path}/outcomes"
+    table = OutputTable(uri, {"n": "long"}) if is_output else AuditTable(str(tmp_path), "outcomes")
+    uses = (table.state, table.create, lambda: table.append([], "x", 1), *([] if lost == "version 2" else [table.open]))
+    for use in uses:
+        with pytest.raises(FatalError, match=error):
+            use()
+    assert sorted(path.name for path in log.iterdir()) == names

@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ackline.errors import ConfigError, LedgerError
+from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.ledger.offsets import OffsetRange, ValuedRange
 from ackline.ledger.outcomes import AnswerKind, Outcome, OutcomeRow
 from ackline.ledger.published import OutputsOfTurn, TableOfTurn, kept_after
@@ -318,6 +318,29 @@ def test_at_most_once_a_turn_whose_staged_rows_are_gone_is_settled(tmp_path: Pat
     plan = plan_of(lane.turn, settings={"guarantee": "at_most_once", "outputs": [TABLE]})
     lane._settle(plan, SimpleNamespace(turn=lane.turn._replace(n=0), outputs=""), rows)
     assert OutputsOfTurn.decode(lane.store.settlements[lane.turn]).tables == {TABLE: TableOfTurn(2, None)}
+
+
+@pytest.mark.parametrize("error", [RecursionError("row 7"), KeyError("secret"), LedgerError("no")])
+def test_at_most_once_no_error_of_an_output_table_keeps_a_reported_turn_from_its_settlement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whatever its class: publishing meets it again, and names the way out. At least once the turn can be voided."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    lane, rows = staged_turn(tmp_path, *STAGED_ONLY)
+    monkeypatch.setattr("ackline.outputs.settled.write_table", fail)
+    monkeypatch.setattr("ackline.outputs.publish.write_table", fail)
+    with pytest.raises(FatalError, match=r"`ackline void shop --reason|^no$") as caught:
+        turn_of(lane, rows)
+    assert "secret" not in str(caught.value)
+    lane.store.rows[lane.turn] = rows
+    plan = plan_of(lane.turn, settings={"guarantee": "at_most_once", "outputs": [TABLE]})
+    lane._settle(plan, SimpleNamespace(turn=lane.turn._replace(n=0), outputs=""), rows)
+    assert OutputsOfTurn.decode(lane.store.settlements[lane.turn]).tables == {TABLE: TableOfTurn(2, None)}
+    with pytest.raises(FatalError, match="`ackline void shop --give-up totals"):
+        publish_settled(lane.adapters, newest_of(lane))
 
 
 def test_at_most_once_a_turn_that_an_operator_has_recorded_as_lost_publishes_none_of_its_rows(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from ackline.actions.maintain import maintain
 from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.cli.app import app
 from ackline.delta import folder as conditional_put
+from ackline.delta.checkpoints import expire_entries
 from ackline.delta.folder import Folder, prove_conditional_put
-from ackline.delta.log import DeltaLog, LogFiles, expire_entries
+from ackline.delta.log import DeltaLog, LogFiles
 from ackline.delta.object_store import arrow_filesystem, use_options
 from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
 from ackline.ledger.fold import OutcomeRow

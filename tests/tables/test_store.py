@@ -27,6 +27,7 @@ from ackline.errors import ConfigError, FatalError
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import AckPosition, AnswerReport, Marker, MarkerKind, Plan, Settlement, TurnKind
+from ackline.outputs.output_table import OutputTable
 from ackline.tables.audit_table import AuditTable
 from ackline.tables.layout import StoppedFile, all_lanes
 from ackline.tables.schemas import SETTLEMENTS, marker_rows, plan_rows, settlement_rows
@@ -100,6 +101,16 @@ def test_root_writes_nothing_into_the_tables_of_another_user_and_is_told_whose_t
     assert (sorted(tmp_path.rglob("*")), newest_of(store).turn.n) == (before, 0)
     monkeypatch.setattr(os, "geteuid", lambda: 65534)  # as for the owner, nothing is tried
     assert again.store_settlement(settlement(1)) is not None
+
+
+def test_a_commit_that_the_table_refuses_is_no_rival_and_names_what_is_refused(tmp_path: Path) -> None:
+    """delta-rs raises the class of a lost race for both."""
+    table = OutputTable(f"{tmp_path}/totals", {"n": "long"})
+    table.create()
+    features = [TableFeatures.RowTracking, TableFeatures.DomainMetadata]
+    DeltaTable(table.uri).alter.add_feature(features, allow_protocol_versions_increase=True)
+    with pytest.raises(FatalError, match=r"the table totals at .* Unsupported table features required: .*RowTracking"):
+        table.append([], "x", 1)
 
 
 NUMBERS = 5

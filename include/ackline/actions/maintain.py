@@ -154,9 +154,9 @@ def _torn_files(lane: LaneFolder, table: FencedTable) -> list[TornFile]:
 def _is_dangling(folder: Path, whole: list[int]) -> bool:
     """Returns whether the pointer, which only other tools write, names a checkpoint that can't be read."""
     try:
-        version = json.loads((folder / POINTER).read_bytes())["version"]
+        pointer = json.loads((folder / POINTER).read_bytes())
+        return pointer["version"] not in whole and "v2Checkpoint" not in pointer
     except FileNotFoundError:
         return False
     except (ValueError, KeyError, TypeError):
         return False  # delta-rs passes over it
-    return version not in whole

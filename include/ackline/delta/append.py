@@ -11,6 +11,7 @@ needs nothing. Under the lock of a local table it therefore writes the entry int
 import contextlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -20,10 +21,10 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction, RemoveAction
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+from tenacity import Retrying, retry_if_exception, stop_after_attempt
 
 from ackline.delta.files import write_rows
 from ackline.delta.folder import Folder, sync_file
@@ -48,17 +49,29 @@ T = TypeVar("T")
 COMMIT_TRIES = 4
 """How often a commit is tried. On a local table the lock keeps rivals out. In an object store a compaction or an added
 column makes a commit fail, and the next try may succeed at once."""
+_BY_RIVAL = re.compile("Failed to commit transaction|Tried committing existing table version|is stored already")
+"""Texts of delta-rs's errors of a commit that has met another one, and that of `link_entry`."""
 REWRITE = "ackline/compaction"
 """The transaction id of commits that stop naming files. delta-rs refuses the later of two that begin at the same
 version."""
 
 
 def retry_beside_rivals(commit: Callable[[], T]) -> T:
-    """Tries a commit up to COMMIT_TRIES times, without a pause. Raises the CommitFailedError of the last try."""
-    tries = Retrying(
-        retry=retry_if_exception_type(CommitFailedError), stop=stop_after_attempt(COMMIT_TRIES), reraise=True
-    )
-    return tries(commit)
+    """Tries a commit up to COMMIT_TRIES times, without a pause. Raises the CommitFailedError of the last try, and
+    DeltaError for one that no rival has caused: the next try would meet it again."""
+    tries = Retrying(retry=retry_if_exception(_is_by_rival), stop=stop_after_attempt(COMMIT_TRIES), reraise=True)
+    try:
+        return tries(commit)
+    except CommitFailedError as error:
+        if _is_by_rival(error):
+            raise
+        raise DeltaError(str(error)) from error
+
+
+def _is_by_rival(error: BaseException) -> bool:
+    """Returns whether a commit failed because of another one. delta-rs has one class for that and for a table that it
+    can't write, such as one with a feature that it does not know."""
+    return isinstance(error, CommitFailedError) and _BY_RIVAL.search(str(error)) is not None
 
 
 def write_files(storage: Folder, rows: pa.Table, partition_by: Sequence[str]) -> list[AddAction]:

@@ -106,15 +106,16 @@ class LogStates:
         self._log.forget()
         files = self._log.files()
         if not files.entries and not files.checkpoints:
+            self._log.check_is_new()
             return None
         state = LogState(-1, {}, {}, {})
-        if files.checkpoints:
-            checkpoint = files.checkpoints[-1]
-            state = state.after(checkpoint.version, self._checkpointed(checkpoint.path))
+        for checkpoint in files.checkpoints[-1:]:
+            for path in checkpoint.paths:
+                state = state.after(checkpoint.version, self._checkpointed(path))
         state = self._with_later_entries(state)
         newest = max(file.version for file in (*files.entries, *files.checkpoints))
         if state.version < newest or not state.metadata or not state.protocol:
-            raise ValueError(f"its log has no entry {state.version + 1}; restore its folder from a backup")
+            raise self._log.gap(state.version + 1)
         return state
 
     def _with_later_entries(self, state: LogState) -> LogState:
@@ -123,7 +124,7 @@ class LogStates:
         return state
 
     def _checkpointed(self, path: str) -> list[Action]:
-        """Returns the transaction ids, metadata and protocol of a checkpoint, as actions. In a checkpoint that Ackline
+        """Returns the transaction ids, metadata and protocol in a file of a checkpoint, as actions. In one that Ackline
         has written they have row groups of their own, so the cost does not grow with the files of the table."""
         with self._log.storage.filesystem.open_input_file(path) as file, pq.ParquetFile(file) as checkpoint:
             groups = [group for group in range(checkpoint.num_row_groups) if _may_hold(checkpoint.metadata, group)]
@@ -261,6 +262,7 @@ class TableHandle:
                     raise
                 if self._folder is not None:
                     self._check_is_no_file(self._folder)
+                self.log.check_is_new()
                 return None
             self.secure(loaded.version())
         self._loaded = loaded

@@ -1,30 +1,17 @@
-"""The log of a table: reads it, checks that its entries are whole, syncs them, and writes its checkpoints.
+"""The log of a table: lists it, reads it, checks that its entries are whole, and syncs them.
 
 delta-rs writes an entry under another name and links it into place, but syncs nothing. After a power cut the newest
 entry may be empty or cut short. delta-rs reads an empty one as a commit of nothing, and one that ends after a line as a
 commit without its transaction id. Either would lose a turn, so Ackline checks each entry before it reads the table.
-
-delta-rs's own checkpoints and its clean-up of the log are off: it syncs no checkpoint and reads none back, but removes
-the entries that only the checkpoint still holds. Ackline removes no entry before the checkpoint was read back.
 """
 
-import contextlib
 import json
-import os
 import re
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
 from ackline.delta.errors import IgnoredStorageErrors
 from ackline.delta.folder import Folder, sync_file, sync_folder
@@ -36,16 +23,14 @@ POINTER = f"{LOG}/_last_checkpoint"
 reader takes the newest checkpoint that it finds from there on, and refuses the table if it finds none."""
 ACTIONS = "ackline.actions"
 """The key in a commit's metadata for the number of the entry's other actions. An entry that has fewer was cut short."""
-_NAME = re.compile(r"(\d{20})(\.json|\.checkpoint\.parquet)")
+_ENTRY = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
+"""A checkpoint in one file, or a part of one in several, with its number and how many parts there are."""
+_V2_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)")
+_OF_A_VERSION = re.compile(r"\d{20}\..+|_last_checkpoint")
+"""What a log holds only once it has an entry, and what an entry that goes leaves behind."""
 _KEPT_ENTRIES, _KEPT_ACTIONS = 128, 1_000
 """How many entries a handle keeps parsed, and with how many actions each: a compaction may have 100,000."""
-_ROWS_OF_A_GROUP = 50_000
-_LARGE = 1_000
-"""Rows from which on a checkpoint is grouped (`_group_files`). In a smaller one a reader would save nothing."""
-_COPY_TRIES = 5
-"""How often a log is copied while other processes, which hold no lock in an object store, remove files of it."""
-_SCRATCH = ".checkpoint"
-"""The folder below a local table in which a checkpoint is written and read back."""
 
 
 class TornEntryError(DamagedError):
@@ -63,6 +48,13 @@ class LogFile(NamedTuple):
     version: int
     path: str
     modified: float
+    more: tuple[str, ...] = ()
+    """The paths of the other parts of a checkpoint that another tool has written in several files."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All files of it."""
+        return self.path, *self.more
 
 
 class LogFiles(NamedTuple):
@@ -101,13 +93,43 @@ class DeltaLog:
         """The newest entries that were read. An entry never changes once it is whole."""
 
     def files(self) -> LogFiles:
-        """Returns the entries and checkpoints; none if there is no log."""
-        files: dict[str, list[LogFile]] = {".json": [], ".checkpoint.parquet": []}
-        for info in self.storage.filesystem.get_file_info(pafs.FileSelector(LOG, allow_not_found=True)):
+        """Returns the entries and checkpoints; none if there is no log. A checkpoint that lacks a part is none, nor is
+        one of version 2."""
+        entries, parts = [], dict[tuple[int, int], list[pafs.FileInfo]]()
+        for info in self._listed():
+            if match := _ENTRY.fullmatch(info.base_name):
+                entries.append(LogFile(int(match[1]), info.path, info.mtime_ns / 1e9))
             # Nothing is ever written into an empty checkpoint. delta-rs, too, passes over it.
-            if (match := _NAME.fullmatch(info.base_name)) and (info.size or match[2] == ".json"):
-                files[match[2]].append(LogFile(int(match[1]), info.path, info.mtime_ns / 1e9))
-        return LogFiles(sorted(files[".json"]), sorted(files[".checkpoint.parquet"]))
+            elif (match := _CHECKPOINT.fullmatch(info.base_name)) and info.size:
+                parts.setdefault((int(match[1]), int(match[3] or 0)), []).append(info)
+        checkpoints = dict[int, LogFile]()
+        for (version, number), infos in sorted(parts.items(), reverse=True):  # the one in one file last
+            if len(infos) == (number or 1):
+                first, *more = sorted(info.path for info in infos)
+                checkpoints[version] = LogFile(version, first, max(i.mtime_ns for i in infos) / 1e9, tuple(more))
+        return LogFiles(sorted(entries), sorted(checkpoints.values()))
+
+    def _listed(self) -> list[pafs.FileInfo]:
+        return list(self.storage.filesystem.get_file_info(pafs.FileSelector(LOG, allow_not_found=True)))
+
+    def gap(self, version: int) -> ValueError:
+        """Returns the error of a log that can't be read from `version` on, with what its folder shows of the cause."""
+        names = [info.base_name for info in self._listed()]
+        if any(map(_V2_CHECKPOINT.fullmatch, names)):
+            return ValueError(
+                f"its log begins with a checkpoint of version 2, which Ackline does not read. This ends it, in Spark "
+                f"SQL: ALTER TABLE delta.`{self.storage.uri}` DROP FEATURE v2Checkpoint"
+            )
+        parts = sorted(name for name in names if (match := _CHECKPOINT.fullmatch(name)) and match[2])
+        lacks = f", and parts of its checkpoint {parts[-1]} are missing" if parts else ""
+        return ValueError(f"its log has no entry {version}{lacks}; restore its folder from a backup")
+
+    def check_is_new(self) -> None:
+        """Raises ValueError if a log without an entry has had one: a table that is made anew there would hide the rows
+        of the old one."""
+        names = [info.base_name for info in self._listed()]
+        if any(map(_OF_A_VERSION.fullmatch, names)) and not any(map(_ENTRY.fullmatch, names)):  # one made just now
+            raise self.gap(0)
 
     def stamp(self) -> LogStamp:
         """Returns what changes with each commit. On a disk it costs the status of the folder, however many entries the
@@ -124,19 +146,26 @@ class DeltaLog:
 
     def is_readable(self, checkpoint: LogFile) -> bool:
         """Returns whether a checkpoint has a whole footer. Raises OSError if the file can't be opened."""
-        with self.storage.filesystem.open_input_file(checkpoint.path) as file, IgnoredStorageErrors():
+        return all(map(self._has_footer, checkpoint.paths))
+
+    def _has_footer(self, path: str) -> bool:
+        with self.storage.filesystem.open_input_file(path) as file, IgnoredStorageErrors():
             pq.read_metadata(file)
             return True
         return False
 
+    def rows_of(self, checkpoint: LogFile) -> int:
+        """Returns how many rows a checkpoint has, about one a file of the table."""
+        rows = 0
+        for path in checkpoint.paths:
+            with self.storage.filesystem.open_input_file(path) as file:
+                rows += pq.read_metadata(file).num_rows
+        return rows
+
     def checkpointed_rows(self) -> int:
         """Returns how many rows the newest checkpoint has, about one a file; 0 if there is none or it is damaged."""
-        for checkpoint in self.files().checkpoints[-1:]:
-            with (
-                IgnoredStorageErrors(),
-                self.storage.filesystem.open_input_file(checkpoint.path) as file,
-            ):
-                return int(pq.read_metadata(file).num_rows)
+        with IgnoredStorageErrors():
+            return sum(map(self.rows_of, self.files().checkpoints[-1:]))
         return 0
 
     def forget(self) -> None:
@@ -200,32 +229,6 @@ class DeltaLog:
         assert self.storage.local is not None
         return self.storage.local / _path(version)
 
-    def transactions(self, version: int) -> dict[str, int]:
-        """Returns the highest version that was committed under each transaction id, as of `version` of the table.
-        delta-rs returns only that of an id which the caller names."""
-        files, numbers = self.files(), dict[str, int]()
-        before = [checkpoint for checkpoint in files.checkpoints if checkpoint.version <= version]
-        start = -1
-        if before:
-            start = before[-1].version
-            numbers.update(self._checkpointed_transactions(before[-1].path))
-        for entry in files.entries:
-            if start < entry.version <= version:
-                with self.storage.filesystem.open_input_file(entry.path) as file:
-                    numbers.update(_transactions_of(file.read()))
-        return numbers
-
-    def _checkpointed_transactions(self, path: str) -> Iterator[tuple[str, int]]:
-        with self.storage.filesystem.open_input_file(path) as file:
-            for transaction in pc.drop_null(pq.read_table(file, columns=["txn"])["txn"]).to_pylist():
-                yield transaction["appId"], transaction["version"]
-
-
-def _transactions_of(entry: bytes) -> Iterator[tuple[str, int]]:
-    for action in _actions_of(entry):
-        if "txn" in action:
-            yield action["txn"]["appId"], action["txn"]["version"]
-
 
 def _actions_of(entry: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in entry.splitlines()]
@@ -250,165 +253,3 @@ def whole_actions(content: bytes) -> list[dict[str, Any]] | None:
 
 def _path(version: int) -> str:
     return f"{LOG}/{version:020}.json"
-
-
-class CheckpointError(DamagedError):
-    """A checkpoint does not hold what the log holds. It was not put into the log, and no entry was removed."""
-
-
-def write_checkpoint(log: DeltaLog, table: DeltaTable) -> None:
-    """Writes a checkpoint of the version that `table` has loaded. The caller holds the lock of a local table.
-
-    No checkpoint becomes part of the log before it was compared with the log as it was. It is written and read back on
-    the disk of this machine, and synced if the table is there: a power cut or a kill leaves none that is torn. Raises
-    CheckpointError and what the storage raises; then the log is as it was.
-    """
-    version = table.version()
-    if log.files().newest_checkpoint >= version:
-        return
-    with _scratch_of(log) as scratch:
-        checkpoint = _checkpoint_in(scratch, log, table)
-        if checkpoint is None:
-            return
-        # From here on the entries that it covers may go: it is on the disk, and has been read back.
-        if log.storage.local is not None:
-            os.replace(checkpoint, log.storage.local / LOG / checkpoint.name)
-            sync_folder(log.storage.local / LOG)
-        else:  # an object store never shows a part of a file, and of two writers the last one wins
-            with log.storage.filesystem.open_output_stream(f"{LOG}/{checkpoint.name}") as stored:
-                stored.write(checkpoint.read_bytes())
-        _point_at_older_checkpoint(log, scratch)
-
-
-@contextlib.contextmanager
-def _scratch_of(log: DeltaLog) -> Iterator[Path]:
-    """Yields a folder in which a checkpoint is written and read back: below a local table, so that `os.replace` can
-    move the checkpoint into the log; else a temporary one on this machine."""
-    if log.storage.local is None:
-        with tempfile.TemporaryDirectory(prefix="ackline-checkpoint-") as scratch:
-            yield Path(scratch)
-        return
-    folder = log.storage.local / _SCRATCH
-    shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _point_at_older_checkpoint(log: DeltaLog, scratch: Path) -> None:
-    """Makes readers list the log from the last checkpoint but one, instead of from its beginning.
-
-    delta-rs refuses a table if the checkpoint that the pointer names is lost, so it does not name the newest. This
-    pointer is not synced: delta-rs ignores a torn one. Without a lock, another process may have removed the checkpoint
-    in the meantime: then a pointer to a later one takes its place.
-    """
-    local, checkpoints = log.storage.local, log.files().checkpoints
-    while len(checkpoints) > 1:
-        older = checkpoints[-2]
-        with contextlib.suppress(FileNotFoundError), log.storage.filesystem.open_input_file(older.path) as file:
-            pointer = json.dumps({"version": older.version, "size": pq.read_metadata(file).num_rows})
-            if local is not None:
-                beside = scratch / Path(POINTER).name
-                beside.write_text(pointer)
-                os.replace(beside, local / POINTER)
-            else:
-                with log.storage.filesystem.open_output_stream(POINTER) as stored:
-                    stored.write(pointer.encode())
-        checkpoints = log.files().checkpoints
-        if older in checkpoints:
-            return
-    with contextlib.suppress(FileNotFoundError):
-        log.storage.filesystem.delete_file(POINTER)
-
-
-def _checkpoint_in(scratch: Path, log: DeltaLog, table: DeltaTable) -> Path | None:
-    """Writes a checkpoint from a copy of the log in `scratch`, reads it back, and returns its path. Returns None if
-    another process, which needs no lock in an object store, has written this checkpoint or a later one."""
-    version = table.version()
-    (scratch / LOG).mkdir(parents=True)
-    copied = DeltaLog(type(log.storage)(str(scratch)))
-    for _ in range(_COPY_TRIES):
-        with contextlib.suppress(FileNotFoundError):  # without a lock, another process has expired a file since
-            if not _copy_log(log, scratch, version):
-                return None
-            break
-    else:
-        raise CheckpointError(f"other processes have removed entries of the log at version {version} again and again")
-    # As of the log, before there is a checkpoint that this could be read from.
-    expected = copied.transactions(version)
-    DeltaTable(scratch).create_checkpoint()
-    checkpoint = scratch / LOG / f"{version:020}.checkpoint.parquet"
-    if pq.read_metadata(checkpoint).num_rows >= _LARGE:
-        _group_files(checkpoint)
-    sync_file(checkpoint)
-    for other in set((scratch / LOG).iterdir()) - {checkpoint}:
-        other.unlink()  # so that nothing but the checkpoint is read back
-    _compare(DeltaTable(scratch), table, copied.transactions(version), expected)
-    return checkpoint
-
-
-def _copy_log(log: DeltaLog, scratch: Path, version: int) -> bool:
-    """Puts the newest checkpoint, and the entries from there to a version, into a folder. Returns False if there is a
-    checkpoint of this version or of a later one. Raises FileNotFoundError if a file is removed meanwhile."""
-    for left in (scratch / LOG).iterdir():
-        left.unlink()
-    files = log.files()
-    start = files.newest_checkpoint
-    if start >= version:
-        return False
-    for file in [*files.checkpoints[-1:], *files.entries]:
-        if start <= file.version <= version:
-            if log.storage.local is not None:
-                os.link(log.storage.local / file.path, scratch / file.path)
-            else:
-                with log.storage.filesystem.open_input_file(file.path) as source:
-                    (scratch / file.path).write_bytes(source.read())
-    return True
-
-
-def _group_files(checkpoint: Path) -> None:
-    """Moves the rows about files into row groups of their own. `LogStates` reads only the other groups."""
-    grouped = checkpoint.with_suffix(".grouped")
-    with pq.ParquetFile(checkpoint) as source, pq.ParquetWriter(grouped, source.schema_arrow) as target:
-        others = []
-        for batch in source.iter_batches(_ROWS_OF_A_GROUP):
-            about_files = pc.or_(pc.is_valid(batch["add"]), pc.is_valid(batch["remove"]))
-            target.write_batch(batch.filter(about_files))
-            others.append(batch.filter(pc.invert(about_files)))
-        target.write_table(pa.Table.from_batches(others))
-    os.replace(grouped, checkpoint)
-
-
-def _compare(checkpoint: DeltaTable, table: DeltaTable, transactions: dict[str, int], expected: dict[str, int]) -> None:
-    """Raises CheckpointError unless a checkpoint holds the version, files and transaction ids of the table."""
-    same = (
-        checkpoint.version() == table.version()
-        and transactions == expected
-        and _files(checkpoint).equals(_files(table))
-        and checkpoint.schema() == table.schema()
-        and checkpoint.metadata().id == table.metadata().id
-        and checkpoint.metadata().configuration == table.metadata().configuration
-    )
-    if not same:
-        raise CheckpointError(f"the checkpoint of version {table.version()} does not hold what the log holds")
-
-
-def _files(table: DeltaTable) -> pa.Table:
-    """Returns the files of a version with their statistics, sorted by path."""
-    files = pa.table(table.get_add_actions(flatten=True))
-    return files.sort_by("path") if files.num_rows else files
-
-
-def expire_entries(log: DeltaLog, retention: timedelta) -> None:
-    """Removes the entries and checkpoints of the log that are older than the retention and no longer needed. The newest
-    checkpoint but one stays, with all entries since, so the table is whole even if the newest checkpoint is lost. The
-    caller holds the lock of a local table; in an object store several processes may do this at once."""
-    files, horizon = log.files(), time.time() - retention.total_seconds()
-    if len(files.checkpoints) < 2:
-        return
-    kept = files.checkpoints[-2].version
-    for file in [*files.entries, *files.checkpoints]:
-        if file.version < kept and file.modified < horizon:
-            with contextlib.suppress(FileNotFoundError):  # without a lock, another process expires the same files
-                log.storage.filesystem.delete_file(file.path)

@@ -29,9 +29,10 @@ from ackline.delta.append import (
     write_entry,
     write_files,
 )
+from ackline.delta.checkpoints import expire_entries, write_checkpoint
 from ackline.delta.errors import IgnoredStorageErrors, is_storage_error
 from ackline.delta.handle import LogState, TableHandle
-from ackline.delta.log import ACTIONS, LOG, expire_entries, write_checkpoint
+from ackline.delta.log import ACTIONS, LOG
 from ackline.delta.object_store import options_of
 from ackline.delta.reads import (
     TurnFiles,
@@ -98,6 +99,11 @@ class FencedTable(TableHandle, ABC):
                 return str(info.get(_NOTE))
         return None
 
+    def was_set_back(self, entries: int) -> bool:
+        """Returns whether one of the newest log entries is a RESTORE: it takes rows, and keeps the transaction ids."""
+        state = self.state()
+        return state is not None and self.states.commit_info(state, "operation", "RESTORE", entries) is not None
+
     def opened(self) -> DeltaTable:
         """Returns the newest version. The caller has made sure that the table exists."""
         table = self.open()
@@ -158,9 +164,9 @@ class FencedTable(TableHandle, ABC):
 
     def _create(
         self, schema: pa.Schema, description: str | None = None, configuration: Mapping[str, str | None] | None = None
-    ) -> None:
-        """Creates the table, unless another process has created it meanwhile. Its first entry is on the disk. Raises
-        CommitFailedError if another process creates it at the same time; then its table can be opened."""
+    ) -> LogState:
+        """Creates the table, unless another process has created it meanwhile, and returns it. Its first entry is on the
+        disk. Raises CommitFailedError if another process creates it at the same time; then its table can be opened."""
         self.storage.make_durably(LOG)  # with the folders above it, which hold every later commit
         table = DeltaTable.create(
             self.uri,
@@ -180,6 +186,10 @@ class FencedTable(TableHandle, ABC):
             post_commithook_properties=NO_HOOKS,
         )
         self.secure(table.version())
+        state = self.state()
+        if state is None:  # another attempt would find the same
+            raise self.log.gap(0)
+        return state
 
     @abstractmethod
     def _writable(self) -> LogState:
@@ -307,10 +317,11 @@ class FencedTable(TableHandle, ABC):
         actions: Sequence[AddAction | RemoveAction],
         transactions: Sequence[Transaction],
         metadata: Mapping[str, Any] | None = None,
-        max_retries: int | None = None,
     ) -> None:
         """Writes one log entry upon the version of `table`, and syncs it. The caller has synced the data files before.
-        Raises CommitFailedError if a commit since that version carries one of these transaction ids; with `max_retries`
-        0, if there is any commit since that version."""
-        write_entry(table, actions, transactions, metadata or {}, self.partition_by, max_retries)
+        Raises CommitFailedError if a commit since that version carries one of these transaction ids; of an entry that
+        removes files, if there is any commit since that version. delta-rs lets such an entry follow one that has
+        removed the same files, as a user's OPTIMIZE does, and then the table holds every row twice."""
+        retries = 0 if any(isinstance(action, RemoveAction) for action in actions) else None
+        write_entry(table, actions, transactions, metadata or {}, self.partition_by, retries)
         self.secure(table.version() + 1)

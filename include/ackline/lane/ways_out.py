@@ -135,6 +135,18 @@ def advises_void(
         raise
 
 
+@contextmanager
+def fails_as_fatal(turn: TurnId, table: str) -> Iterator[None]:
+    """Raises FatalError in place of an error that Ackline has no class for, so that its way out is named, too. It names
+    the class alone: the text may hold a part of a row."""
+    try:
+        yield
+    except AcklineError:
+        raise
+    except Exception as error:
+        raise FatalError(f"{turn}: the output table {scrub_address(table)}: {type(error).__name__}") from error
+
+
 def give_up_advice(turn: TurnId, table: str) -> str:
     """Returns how an operator gives up the rows that a settled turn has for an output table, as part of a sentence."""
     return f"give these rows up with `{Way.GIVE_UP.of(turn, table=table)}`"

@@ -221,8 +221,7 @@ class OutputTable(FencedTable):
         if state is not None:
             return state
         assert self._columns is not None
-        self._create(pa.schema([*OF_ROW, *((name, arrow_type(kind)) for name, kind in self._columns.items())]))
-        return self._writable()
+        return self._create(pa.schema([*OF_ROW, *((name, arrow_type(kind)) for name, kind in self._columns.items())]))
 
     def log_retention(self, table: DeltaTable) -> timedelta:
         """Returns how long log entries stay that a checkpoint covers: the property of the table, or Delta's default.
@@ -316,9 +315,9 @@ class OutputCompactor(Compactor[OutputTable]):
 
     def commit(self, upon: DeltaTable, actions: Sequence[AddAction | RemoveAction]) -> None:
         """Commits as the version after `upon`. Raises CommitFailedError if a rival has stored that version: users'
-        tools take no lock, and two compactions of the same files would double rows."""
+        tools take no lock."""
         self.table.partition_by = tuple(upon.metadata().partition_columns)
-        self.table.commit(upon, actions, [], max_retries=0)
+        self.table.commit(upon, actions, [])
 
     def keep_unused_for(self, version: DeltaTable) -> timedelta:
         """Returns how long unused files stay: the retention, or longer if a property of the table asks for it."""

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 
 from ackline.delta.errors import folder_errors
 from ackline.delta.folder import Folder
-from ackline.errors import ConfigError, FatalError, LedgerError, TransientError
+from ackline.errors import AcklineError, FatalError, LedgerError
 from ackline.lane.adapters import Adapters
-from ackline.lane.ways_out import give_up_advice
+from ackline.lane.ways_out import fails_as_fatal, give_up_advice
 from ackline.ledger.published import FinalFile, OutputsOfTurn, StagedTable, older_copy
 from ackline.ledger.turns import Settlement, TurnId
 from ackline.outputs.expected import gone_tables, older_copy_error, table_gone_error
@@ -76,8 +76,9 @@ def _is_unpublished(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn) ->
 def _advises_give_up(turn: TurnId, table: str) -> Iterator[None]:
     """Adds the way out of a settled turn that can't be published in a table to an error."""
     try:
-        yield
-    except (ConfigError, FatalError, TransientError) as error:
+        with fails_as_fatal(turn, table):
+            yield
+    except AcklineError as error:
         advice = give_up_advice(turn, table)
         if advice not in str(error):  # of a table that is an older copy: that error says more
             error.add_advice(f"If these rows can never be published, {advice}")

@@ -15,10 +15,10 @@ from hashlib import sha256
 
 from ackline.delta.errors import folder_errors, storage_errors, unusable_folder
 from ackline.delta.folder import Folder
-from ackline.errors import AcklineError, ConfigError, FatalError, TransientError
+from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.forms.form import RunRequest
 from ackline.lane.adapters import Adapters
-from ackline.lane.ways_out import advises_void, kept_rows_advice
+from ackline.lane.ways_out import advises_void, fails_as_fatal, kept_rows_advice
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.pending import NOTHING_PENDING, PendingKind, PendingRuns
@@ -180,11 +180,11 @@ def _written(
     try:
         if not sources:
             raise rows_gone(plan.turn, root, "the manifest of the turn")
-        with advises_void(plan.turn, (ConfigError, FatalError)):
+        with advises_void(plan.turn, (ConfigError, FatalError)), fails_as_fatal(plan.turn, place):
             if error := unexpected(adapters.store, plan.turn, place, expected):
                 raise error
             return write_table(adapters.store, plan.turn, sources, Folder(root), attempts())
-    except (ConfigError, FatalError, TransientError) as error:
+    except AcklineError as error:
         if not claims(plan):
             raise
         log.warning("%s: the rows for the output table %s wait: %s", plan.turn, scrub_address(place), error)

@@ -111,13 +111,12 @@ class AuditTable(FencedTable):
         state = self.state()
         if state is None:
             ledger_id = {LEDGER_ID: str(uuid.uuid4())} if self.name == "settlements" else {}
-            self._create(self.declared, DESCRIPTIONS[self.name], {**_PROPERTIES, **ledger_id})
-        elif not self._has_all_columns and missing_columns(state.schema, self.declared):
+            state = self._create(self.declared, DESCRIPTIONS[self.name], {**_PROPERTIES, **ledger_id})
+        if not self._has_all_columns and missing_columns(state.schema, self.declared):
             _add_missing_columns(self, self.opened())
-        else:
-            self._has_all_columns = True
-            return state
-        return self._writable()
+            return self._writable()
+        self._has_all_columns = True
+        return state
 
     def ledger_id(self) -> str:
         """Returns the id of the ledger that this table of settlements begins; "" if the table does not exist. It is a

@@ -14,10 +14,11 @@ from urllib.parse import quote, unquote
 from weakref import ReferenceType, ref
 
 import pyarrow.compute as pc
-from deltalake.transaction import AddAction
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.delta.log import LogFile, LogStamp
-from ackline.delta.reads import Where
+from ackline.delta.reads import Where, as_expression, pruned_dataset
 from ackline.errors import LedgerError
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.metrics import TurnReport
@@ -39,6 +40,7 @@ from ackline.ledger.turns import (
     number_of,
     turn_in,
 )
+from ackline.scrub import scrub_address
 from ackline.stored import decode_or_none, encode
 from ackline.tables.audit_table import files_of, lost_files, removals
 from ackline.tables.chosen import ChosenOutcomes
@@ -174,14 +176,27 @@ class LedgerStore(ChosenOutcomes, OutcomesOfTurn):
         or the lost ranges, never both.
         """
         table = decision_rows(plan.turn, plan_date(plan.planned_at), run_id, rows)
-        # Nothing else rewrites these files meanwhile: a compaction leaves the files of an open turn alone.
         return self.outcomes.append(
             table,
             self._application(plan.turn.epoch, "decisions"),
             plan.turn.n,
             more=self._marks(plan.turn, operator),
-            remove=lambda version: removals(files_of(version, {(plan.turn.epoch, plan.turn.n)})),
+            remove=lambda version: self._removals_of(version, plan.turn),
         )
+
+    def _removals_of(self, version: DeltaTable, turn: TurnId) -> list[RemoveAction]:
+        """Returns the actions that remove the outcomes of an open turn, whose files Ackline's compactions leave alone.
+        Raises LedgerError if another tool has merged them with others: these rows would stay."""
+        files, where = files_of(version, {(turn.epoch, turn.n)}), self._where(turn)
+        known = {file["path"] for file in files}
+        fragments = pruned_dataset(self.outcomes, version, where).get_fragments()
+        others = [fragment for fragment in fragments if fragment.path not in known]
+        if any(fragment.count_rows(filter=as_expression(where)) for fragment in others):
+            raise LedgerError(
+                f"another tool has merged the outcomes of {turn} with those of other turns, so they can't be replaced. "
+                f"Restore the folder of the table {scrub_address(self.outcomes.uri)} from a backup"
+            )
+        return removals(files)
 
     # ---- settlements ----------------------------------------------------------------------------------------------
 
