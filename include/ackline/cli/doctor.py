@@ -38,6 +38,7 @@ from ackline.ledger.states import LONGEST_TRANSACTION, SOON
 from ackline.ledger.turns import Settlement
 from ackline.local.connection import uses_dev_broker
 from ackline.outputs.checks import check_outputs
+from ackline.outputs.counted_rows import differing_rows
 from ackline.outputs.expected import older_copies_of_backfills
 from ackline.pipeline.folder import LoadedFolder, audit_root, load_folder, make_handlers_importable, pipelines_folder
 from ackline.pipeline.functions import load_functions, load_step
@@ -191,7 +192,7 @@ def examine(name: str | None) -> Iterator[Check]:
 
 def _of_pipeline(adapters: Adapters, away: Unreachable | None) -> tuple[list[Check], list[Check]]:
     """Returns what the lanes of a pipeline stand still for, and its other checks."""
-    others = [*_code(adapters.pipeline), *_breaker(adapters.pipeline), *_broker(adapters, away)]
+    others = [*_code(adapters.pipeline), *_breaker(adapters.pipeline), *_broker(adapters, away), *_rows(adapters)]
     fails = any(not check.ok for check in others)
     return list(_standstills(adapters, away, fails)), others
 
@@ -410,6 +411,14 @@ def _broker(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
         yield Check(f"group {pipeline.kafka.group_id}", not members, detail)
     except AcklineError as error:
         yield Check("broker", False, str(error))
+
+
+def _rows(adapters: Adapters) -> Iterator[Check]:
+    """Yields a warning for each table that has other rows than the settled turns of a lane count."""
+    with suppress(AcklineError):  # why a table can't be read, another check says
+        for lane in adapters.store.lanes():
+            for text in differing_rows(adapters.store.other_lane(lane)):
+                yield Check(f"rows of {lane}", True, f"{_WARNING}{text}")
 
 
 def _newest(adapters: Adapters) -> Settlement | None:
