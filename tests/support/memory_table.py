@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from ackline.delta.handle import LogState
 from ackline.errors import FatalError
@@ -72,6 +73,9 @@ class MemoryTable(AuditTable):
     def state(self) -> LogState | None:
         self.hook(self.name, READ)
         return None if self.name not in self.world.tables.ids else cast(LogState, _State(self.world, self))
+
+    def open(self) -> DeltaTable | None:
+        raise FatalError("a table of a world has no files")
 
     def create(self) -> None:
         if self.name not in self.world.tables.ids:
