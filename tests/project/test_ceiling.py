@@ -16,14 +16,14 @@ CEILINGS = {
     "pipeline": 3_318,
     "forms": 1_002,
     "kafka": 2_812,
-    "delta": 2_694,
-    "tables": 2_413,
+    "delta": 2_767,
+    "tables": 2_427,
     "audit": 1_157,
     "worker": 3_218,
     "trees": 4_361,
     "spark": 2_834,
-    "lane": 2_726,
-    "outputs": 1_932,
+    "lane": 2_738,
+    "outputs": 2_051,
     "in_flight": 511,
     "dead_letters": 207,
     "steps": 1_661,
@@ -33,12 +33,12 @@ CEILINGS = {
     "airflow": 2_515,
     "ui": 2_506,
     "local": 2_262,
-    "cli": 4_298,
+    "cli": 4_307,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 54_887
-TESTS_CEILING = 67_387
+PACKAGE_CEILING = 55_114
+TESTS_CEILING = 67_638
 
 
 def lines(files: "list[Path]") -> int:
