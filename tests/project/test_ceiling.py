@@ -21,7 +21,7 @@ CEILINGS = {
     "audit": 1_157,
     "worker": 3_218,
     "trees": 4_361,
-    "spark": 2_834,
+    "spark": 2_858,
     "lane": 2_738,
     "outputs": 2_051,
     "in_flight": 511,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_114
-TESTS_CEILING = 67_638
+PACKAGE_CEILING = 55_138
+TESTS_CEILING = 67_647
 
 
 def lines(files: "list[Path]") -> int:

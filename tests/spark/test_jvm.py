@@ -48,7 +48,7 @@ def test_a_driver_uses_the_archive_from_when_it_is_there(cache: Path, dumps: lis
     assert f"-XX:SharedArchiveFile={found}" in jvm.driver_options().split()
     assert not jvm.make_archive()
     assert len(dumps) == 1
-    assert [path for path in cache.iterdir() if path.suffix not in (".jsa", ".lock")] == []
+    assert [path for path in cache.iterdir() if path.suffix not in (".jsa", ".crc32", ".lock")] == []
 
 
 def test_a_folder_that_spark_would_split_in_two_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,12 +80,21 @@ def test_of_two_that_make_the_archive_at_once_one_does(cache: Path, dumps: list[
     assert (sum(made), len(dumps)) == (1, 1)
 
 
-def test_an_archive_that_was_cut_off_is_not_used_and_is_made_again(cache: Path, dumps: list[Path]) -> None:
+@pytest.mark.parametrize("content", [b"1234", b"", b"12045", b"\0\0\0\0\0"])
+def test_an_archive_that_was_cut_off_or_damaged_is_not_used_which_is_said_and_is_made_again(
+    cache: Path, dumps: list[Path], content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A JVM crashes or hangs on it, each time."""
     jvm.make_archive()
     found = jvm.archive()
     assert found is not None
-    found.write_bytes(b"1234")
+    found.write_bytes(content)
+    assert caplog.messages == []
     assert jvm.archive_options() == []
+    assert caplog.messages == [
+        f"{found} is damaged, so Spark starts without it and takes twice as long: `python -m ackline.spark.jvm` makes "
+        f"it again"
+    ]
     assert jvm.make_archive()
     assert jvm.archive() == found
 
