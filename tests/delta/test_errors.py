@@ -1,6 +1,7 @@
 """What delta-rs, Arrow, obstore and the file system raise becomes one of Ackline's errors, in one place."""
 
 import ast
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,3 +139,28 @@ def test_no_other_module_catches_what_the_libraries_raise() -> None:
         if getattr(name, "id", getattr(name, "attr", None)) in wide
     ]
     assert caught == []
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        DeltaError("Generic LocalFileSystem error: Unable to write data to file /tmp/x: No space left on device"),
+    ],
+)
+def test_a_full_disk_of_temporary_files_is_not_called_that_of_the_table(
+    raised: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry of the log is made in a temporary folder first."""
+
+    def full(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("ackline.delta.append.write_entry", full)
+    with pytest.raises(FatalError) as caught:
+        AuditTable(str(tmp_path), "plans").append([], "a", 1)
+    assert str(caught.value) == (
+        f"the folder for temporary files can't be written (No space left on device): free some space in {tmp_path}, or "
+        f"name another folder in TMPDIR"
+    )

@@ -16,12 +16,12 @@ CEILINGS = {
     "pipeline": 3_318,
     "forms": 1_002,
     "kafka": 2_812,
-    "delta": 2_767,
+    "delta": 2_796,
     "tables": 2_427,
     "audit": 1_157,
     "worker": 3_218,
     "trees": 4_361,
-    "spark": 2_858,
+    "spark": 2_886,
     "lane": 2_738,
     "outputs": 2_051,
     "in_flight": 511,
@@ -33,12 +33,12 @@ CEILINGS = {
     "airflow": 2_515,
     "ui": 2_506,
     "local": 2_262,
-    "cli": 4_307,
+    "cli": 4_311,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_138
-TESTS_CEILING = 67_647
+PACKAGE_CEILING = 55_199
+TESTS_CEILING = 67_690
 
 
 def lines(files: "list[Path]") -> int:

@@ -1,5 +1,6 @@
 """What an error of Spark becomes: what to do next, and never its text, which may quote a payload."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from ackline.errors import AcklineError, FatalError, RangeGone, TransientError
-from ackline.spark.failure import error_of_spark
+from ackline.spark.failure import error_of_spark, error_of_start
 
 UNAVAILABLE: Any = SimpleNamespace(name="UNAVAILABLE")
 INTERNAL: Any = SimpleNamespace(name="INTERNAL")
@@ -24,6 +25,7 @@ LOST_SHUFFLE = (
         (LOST_SHUFFLE, TransientError),
         ("ExecutorLostFailure (executor 1 exited): secret payload", TransientError),
         ("OffsetOutOfRangeException: secret payload", RangeGone),
+        ("java.io.IOException: No space left on device: secret payload", FatalError),
         ("java.lang.IllegalStateException: secret payload", FatalError),
         ("ackline.errors.ConfigError: the handler does not import\nsecret payload", AcklineError),
     ],
@@ -51,3 +53,18 @@ def test_a_server_that_is_lost_while_it_runs_a_job_is_tried_again(error: Excepti
     assert type(raised) is kind
     assert ("Spark Connect server was lost" in str(raised)) is (kind is TransientError)
     assert "secret" not in str(raised)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("java.io.IOException: No space left on device", "Spark's temporary files is full"),
+        ("[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.", "what Java has printed"),
+        ("java.lang.IllegalStateException: secret payload", r"local\[\*\] \(IllegalStateException\)"),
+    ],
+)
+def test_a_spark_that_does_not_start_on_this_machine_is_no_matter_of_a_master(text: str, said: str) -> None:
+    error = error_of_start(RuntimeError(text), "local[*]")
+    assert re.search(said, str(error))
+    assert "check that the master runs" not in str(error)
+    assert "secret" not in str(error)

@@ -23,6 +23,7 @@ from ackline.backfill.perform import backfill_pipeline
 from ackline.backfill.run import backfills, standstill_of
 from ackline.cli import formats, tables
 from ackline.cli.options import Json, opened_to_read
+from ackline.delta.errors import check_temporary_folder
 from ackline.delta.folder import prove_conditional_put
 from ackline.delta.object_store import is_remote
 from ackline.errors import AcklineError, ConfigError, FatalError, GroupBusy, MissingRights, counted, did_you_mean
@@ -203,6 +204,7 @@ def _machine() -> Iterator[Check]:
     yield _check("java", _java)
     yield _check("jars", _jars)
     yield _check("spark master", _master)
+    yield _check("temporary files", check_temporary_folder)
     yield _check("audit tables", _audit)
 
 

@@ -21,6 +21,7 @@ from ackline.actions.form import LANE, OFFSETS
 from ackline.answers.status import Unreachable
 from ackline.cli.notices import notice
 from ackline.cli.tables import RunProgress
+from ackline.delta.errors import check_temporary_folder
 from ackline.errors import AcklineError, ConfigError
 from ackline.forms.arguments import PartitionChoice, id_of, parse_moment, parse_offsets
 from ackline.forms.form import (
@@ -86,7 +87,8 @@ def is_confirmed_by_number(question: str, number: int, yes: bool, dry_run: bool)
 
 def check_spark() -> None:
     """Raises ConfigError for a master that is refused, and without Java or the JARs where Spark starts on this machine:
-    before a plan is stored that nothing can handle."""
+    before a plan is stored that nothing can handle. Raises FatalError if temporary files can't be written."""
+    check_temporary_folder()
     if connect_server(chosen_master().url) is None:
         from ackline.spark.jars import jar_settings, java
 

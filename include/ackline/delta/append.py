@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -26,6 +25,7 @@ from deltalake.schema import Schema
 from deltalake.transaction import AddAction, RemoveAction
 from tenacity import Retrying, retry_if_exception, stop_after_attempt
 
+from ackline.delta.errors import temporary_folder
 from ackline.delta.files import write_rows
 from ackline.delta.folder import Folder, sync_file
 from ackline.delta.handle import LogState, TableHandle
@@ -150,8 +150,8 @@ def _entry(
     metadata: Mapping[str, Any],
 ) -> bytes:
     """Returns the log entry that delta-rs writes into an empty table with the same columns and properties."""
-    with TemporaryDirectory(prefix="ackline-entry-") as folder:
-        log = Path(folder, LOG)
+    with temporary_folder("ackline-entry-") as folder:
+        log = folder / LOG
         log.mkdir()
         begun = [{"protocol": upon.protocol}, {"metaData": upon.metadata}]
         (log / f"{0:020}.json").write_text("\n".join(json.dumps(action) for action in begun))

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from ackline.delta.errors import temporary_folder
 from ackline.delta.folder import sync_file, sync_folder
 from ackline.delta.handle import LogStates
 from ackline.delta.log import LOG, POINTER, DeltaLog
@@ -66,8 +66,8 @@ def _scratch_of(log: DeltaLog) -> Iterator[Path]:
     """Yields a folder in which a checkpoint is written and read back: below a local table, so that `os.replace` can
     move the checkpoint into the log; else a temporary one on this machine."""
     if log.storage.local is None:
-        with tempfile.TemporaryDirectory(prefix="ackline-checkpoint-") as scratch:
-            yield Path(scratch)
+        with temporary_folder("ackline-checkpoint-") as scratch:
+            yield scratch
         return
     folder = log.storage.local / _SCRATCH
     shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed

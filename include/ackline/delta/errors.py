@@ -11,6 +11,7 @@ import os
 import pwd
 import re
 import shlex
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -137,3 +138,31 @@ def folder_errors(uri: str) -> contextlib.AbstractContextManager[None]:
 def unusable_folder(uri: str, error: BaseException) -> FatalError | TransientError:
     """Returns the error to raise if this machine can't use a folder below the audit root. It names the folder."""
     return unusable(f"the folder {scrub_address(uri)} below ACKLINE_AUDIT", error, uri)
+
+
+_FULL = re.compile("No space left on device|Disk quota exceeded|Read-only file system|No usable temporary directory")
+"""Texts of errors of a disk that takes no more."""
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Creates a folder for temporary files, and removes it at the end of the context. Raises FatalError if its disk
+    takes no more: the error of a table that is written there would name the disk of the table."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+            yield Path(folder)
+    except BaseException as error:
+        if (full := _FULL.search(str(error))) is None or not is_storage_error(error):
+            raise
+        folder = tempfile.tempdir or os.environ.get("TMPDIR", "/tmp")
+        raise FatalError(
+            f"the folder for temporary files can't be written ({full[0]}): free some space in {folder}, or name "
+            f"another folder in TMPDIR"
+        ) from None
+
+
+def check_temporary_folder() -> str:
+    """Returns the folder for temporary files. Raises FatalError if a file of 1 MiB can't be written there."""
+    with temporary_folder("ackline-") as folder:
+        (folder / "file").write_bytes(bytes(1 << 20))
+        return str(folder.parent)

@@ -4,9 +4,10 @@ import re
 from typing import Any
 
 from ackline import errors
-from ackline.errors import AcklineError, FatalError, RangeGone, TransientError
+from ackline.errors import AcklineError, ConfigError, FatalError, RangeGone, TransientError
 from ackline.kafka.clients import damaged_batch_error
 from ackline.ledger.offsets import TopicPartition
+from ackline.spark.master import is_local
 
 _DATA_LOSS = ("Some data may have been lost", "OffsetOutOfRangeException", "_START_OFFSET_GREATER_THAN_END_OFFSET")
 _TRANSIENT = (
@@ -28,6 +29,8 @@ _TRANSIENT = (
 )
 _LOST_SESSION = ("INVALID_HANDLE.", "NO_ACTIVE_SESSION", "RESPONSE_ALREADY_RECEIVED")
 """Beginnings of the error conditions of a Spark Connect server that has restarted, and so has lost the session."""
+_FULL = "No space left on device"
+_SECRET = "spark.authenticate.secret"
 _LOGIN = ("LoginException", "SaslAuthenticationException", "SslAuthenticationException")
 # The last line of a Python worker's traceback for an AcklineError. These texts hold no payload, so they are kept.
 _OWN_ERROR = re.compile(r"^ackline\.errors\.(\w+): (.*)$", re.MULTILINE)
@@ -65,7 +68,9 @@ def error_of_spark(error: Exception) -> AcklineError:
             return damaged_batch_error(tp, int(damaged["offset"]), "its checksum does not match")
     if any(sign in text for sign in _DATA_LOSS):
         return RangeGone("the log no longer holds the planned range: retention or deletion was faster; plan again")
-    classes = ", ".join(dict.fromkeys(name.rsplit(".", 1)[-1] for name in _CLASSES.findall(text)[:40])) or "no reason"
+    if _FULL in text:
+        return full_disk()
+    classes = classes_in(text)
     if any(sign in text for sign in _LOGIN):
         return TransientError(
             f"the Kafka client of Spark could not log in ({classes}), and that of the driver could: check that the "
@@ -80,6 +85,41 @@ def error_of_spark(error: Exception) -> AcklineError:
     if any(sign in text for sign in _TRANSIENT):
         return TransientError(f"the Spark job failed for now ({classes}); the same step may succeed later")
     return FatalError(f"the Spark job failed ({classes}); the log of its executors has the stack trace")
+
+
+def classes_in(text: str) -> str:
+    """Returns the names of the exceptions in a text of Spark, without their modules."""
+    return ", ".join(dict.fromkeys(name.rsplit(".", 1)[-1] for name in _CLASSES.findall(text)[:40])) or "no reason"
+
+
+def error_of_start(error: Exception, master: str) -> AcklineError:
+    """Returns the error to raise for a Spark that did not start on a master with `error`."""
+    text = str(error)
+    if _SECRET in text:
+        return ConfigError(
+            f"the master {master} needs `{_SECRET}` in spark-defaults.conf, with the value that its master and workers "
+            f"have: the Kafka password travels in the tasks. To go without, write `spark: {{encryption: none}}` into "
+            f"the pipeline file",
+            key="spark.encryption",
+        )
+    if _FULL in text:
+        return full_disk()
+    if "JAVA_GATEWAY_EXITED" in text:
+        return TransientError("Java ended before Spark was there: what Java has printed above says why")
+    if is_local(master):
+        return TransientError(f"Spark did not start on {master} ({classes_in(text)})")
+    return TransientError(
+        f"Spark did not start on {master}: check that the master runs, and that it has the same "
+        f"`spark.authenticate` settings as the driver"
+    )
+
+
+def full_disk() -> FatalError:
+    """Returns the error to raise if Spark can't write its temporary files."""
+    return FatalError(
+        "the disk of Spark's temporary files is full, on the driver or on an executor: free some space in the folder "
+        "that SPARK_LOCAL_DIRS or `spark.local.dir` names, by default /tmp"
+    )
 
 
 def _server_is_lost(error: Exception) -> bool:

@@ -20,12 +20,14 @@ from pathlib import Path
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext, SparkFiles
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from ackline.errors import AcklineError, ConfigError, TransientError
+from ackline.delta.errors import check_temporary_folder
 from ackline.forms.connections import without_airflow
 from ackline.pipeline.blocks import SparkBlock
 from ackline.pipeline.folder import handlers_folder
+from ackline.spark.failure import error_of_start
 from ackline.spark.master import address_towards, chosen_master, connect_server, is_local
 from ackline.spark.settings import ARCHIVE, ENCRYPTION, LOOPBACK, REQUIRED_SETTINGS, build_archive
 from ackline.tables.lease import own_children
@@ -145,9 +147,6 @@ def ship_code(context: SparkContext) -> None:
     sys.path[:] = [entry for entry in sys.path if entry != added]
 
 
-_SECRET = "spark.authenticate.secret"
-
-
 def open_session(
     app_name: str = "ackline", block: SparkBlock | None = None, more: Mapping[str, str] | None = None
 ) -> SparkSession:
@@ -159,7 +158,8 @@ def open_session(
     (`ackline.spark.connect`).
 
     Raises ConfigError if the JARs of the Kafka source are not installed, if the master is refused or if it needs a
-    secret that is not configured, and TransientError if Spark does not start.
+    secret that is not configured, FatalError if temporary files can't be written, and TransientError if Spark does not
+    start.
     """
     block = block or SparkBlock()
     master = chosen_master().url
@@ -177,14 +177,16 @@ def open_session(
     settings = session_settings(master, block, submitted="PYSPARK_GATEWAY_PORT" in os.environ) | dict(more or {})
     try:
         starts_jvm = SparkContext._gateway is None
+        if starts_jvm:
+            check_temporary_folder()  # where the JVM can't write its port, pyspark waits for it without end
         with quiet_jvm() if starts_jvm else nullcontext(), _no_jvm_without_gateway(), _no_connections(starts_jvm):
             conf = SparkConf().setAppName(app_name).setAll(list(settings.items()))
             # The context first: until pyspark's handler of Ctrl-C is replaced, nothing else may call the JVM.
             with _own_ctrl_c():
                 SparkContext.getOrCreate(conf)
             session = SparkSession.builder.config(conf=conf).getOrCreate()
-    except Py4JJavaError as error:
-        raise _not_started(master, str(error)) from None
+    except (Py4JJavaError, PySparkRuntimeError) as error:
+        raise error_of_start(error, master) from None
     if not is_local(str(session.sparkContext.master)):
         ship_code(session.sparkContext)
     return session
@@ -260,20 +262,6 @@ def _own_settings(master: str, block: SparkBlock) -> dict[str, str]:
         return settings | LOOPBACK | {"spark.executorEnv.PYTHONPATH": os.pathsep.join(_import_paths())}
     address = address_towards(master)
     return settings | ({"spark.driver.host": address} if address else {})
-
-
-def _not_started(master: str, text: str) -> AcklineError:
-    if _SECRET in text:
-        return ConfigError(
-            f"the master {master} needs `{_SECRET}` in spark-defaults.conf, with the value that its master and workers "
-            f"have: the Kafka password travels in the tasks. To go without, write `spark: {{encryption: none}}` into "
-            f"the pipeline file",
-            key="spark.encryption",
-        )
-    return TransientError(
-        f"Spark did not start on {master}: check that the master runs, and that it has the same "
-        f"`spark.authenticate` settings as the driver"
-    )
 
 
 def _import_paths() -> list[str]:
