@@ -19,9 +19,9 @@ CEILINGS = {
     "delta": 2_796,
     "tables": 2_427,
     "audit": 1_157,
-    "worker": 3_218,
-    "trees": 4_361,
-    "spark": 2_886,
+    "worker": 3_259,
+    "trees": 4_360,
+    "spark": 2_994,
     "lane": 2_738,
     "outputs": 2_051,
     "in_flight": 511,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_199
-TESTS_CEILING = 67_690
+PACKAGE_CEILING = 55_347
+TESTS_CEILING = 67_780
 
 
 def lines(files: "list[Path]") -> int:

@@ -219,7 +219,7 @@ def test_clients_that_prepare_the_same_session_at_the_same_time_both_get_it(
 def test_a_session_that_the_server_has_closed_is_followed_by_another(
     lab: Lab, server: SparkServer, tmp_path: Path
 ) -> None:
-    """By default after an hour without a client. The server then refuses its id."""
+    """By default after an hour without a client. The server then refuses its id. `backfill --wait` may wait longer."""
     client = Client(lab, server, tmp_path / "code")
     for _ in range(2):
         closed = run_script(CLOSES_ITS_SESSION, **client.environment)
@@ -229,9 +229,36 @@ def test_a_session_that_the_server_has_closed_is_followed_by_another(
 
 CLOSES_ITS_SESSION = """
 from ackline.spark.session import open_session
-open_session().client.release_session()
+for _ in range(2):
+    session = open_session()
+    assert session is open_session()
+    assert session.range(3).count() == 3
+    session.client.release_session()
 print("closed")
 """
+
+
+class Reads(Client):
+    """A client whose handler has read a file beside it when it was imported."""
+
+    HANDLER = """
+import os
+from pathlib import Path
+from ackline import Skip
+PRICE = Path(__file__).with_name("price.txt").read_text()
+def handle(record):
+    raise Skip(f"{PRICE} {os.getcwd()}")
+"""
+
+
+def test_handlers_find_the_file_beside_them_as_it_is_now_and_the_working_folder_of_the_run(
+    lab: Lab, server: SparkServer, tmp_path: Path
+) -> None:
+    """As in a Spark of the run's own. The server has begun in another folder."""
+    client = Reads(lab, server, tmp_path / "project")
+    for price in ("300", "400"):
+        (client.folder / "price.txt").write_text(price)
+        assert client.worker() == f"{price} {os.getcwd()}"
 
 
 def test_a_client_that_gets_sigterm_ends_its_job(lab: Lab, server: SparkServer, tmp_path: Path) -> None:

@@ -14,12 +14,24 @@ from pyspark.sql.connect.client import DefaultChannelBuilder
 
 from ackline.cli.options import check_spark
 from ackline.errors import ConfigError
-from ackline.forms.connections import find_connection
+from ackline.forms.connections import find_connection, without_airflow
+from ackline.local.processes import save
 from ackline.pipeline.blocks import SparkBlock
+from ackline.spark.connect import _warn_of_environment
 from ackline.spark.jars import PACKAGES, cache_folder, locked
-from ackline.spark.master import DEV_SERVER, MASTER, check_master, chosen_master, connect_server, is_local, shown
+from ackline.spark.master import (
+    DEV_SERVER,
+    MASTER,
+    ConnectServer,
+    SavedServer,
+    check_master,
+    chosen_master,
+    connect_server,
+    is_local,
+    shown,
+)
 from ackline.spark.session import session_settings
-from ackline.spark.settings import ENCRYPTION, REQUIRED_SETTINGS, build_archive
+from ackline.spark.settings import ENCRYPTION, REQUIRED_SETTINGS, build_archive, data_beside
 from tests.spark.lab import run_script
 
 
@@ -341,6 +353,37 @@ def test_it_holds_the_package_and_the_python_files_of_the_handlers_alone(tmp_pat
     }  # fmt: skip
     assert {"ackline/__init__.py", "ackline/worker/tasks.py"} <= set(names)
     assert not any("__pycache__" in name for name in names)
+
+
+def test_the_data_files_of_the_handlers_are_those_beside_a_python_file_and_no_tables_of_runs(tmp_path: Path) -> None:
+    """A session keeps what its handlers have read, so another file beside them makes another session."""
+    for name in ("shop.py", "price.txt", ".env", "handlers/a.py", "handlers/data/x.csv", "out/table.parquet"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    found = data_beside(tmp_path)
+    assert [line.split()[:2] for line in found] == [
+        [str(tmp_path / name), str(len(name))] for name in ("handlers/data/x.csv", "price.txt")
+    ]
+    assert data_beside(tmp_path) == found
+    (tmp_path / "price.txt").write_text("10")
+    assert data_beside(tmp_path) != found
+
+
+def test_a_run_names_the_variables_in_which_the_server_of_dev_spark_differs_and_shows_no_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its handlers have the environment of the server's start."""
+    env = without_airflow(os.environ) | {"SHOP_URL": "then-4711", "GONE": "then-4711", "TERM": "other"}
+    with subprocess.Popen([sys.executable, "-c", "input()"], env=env, stdin=subprocess.PIPE) as server:
+        save(tmp_path / DEV_SERVER, SavedServer(15002, server.pid, 1, "token-4711"))
+        monkeypatch.setattr("ackline.spark.connect.dev_spark_folder", lambda: tmp_path)
+        monkeypatch.setenv("SHOP_URL", "now-4711")
+        for port in (15002, 15003):
+            _warn_of_environment(ConnectServer("localhost", port))
+        server.communicate(b"\n")
+    [message] = caplog.messages
+    assert " in GONE, SHOP_URL; `ackline dev down`" in message
+    assert "4711" not in message
 
 
 def test_equal_files_give_an_equal_archive(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a task checks before its first record: that it shares the root, and at most once that no other has begun."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from ackline.delta.folder import Folder
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.spark import job as spark_job
-from ackline.worker.settings import open_task_folder, remove_task_folders
+from ackline.worker.settings import Place, open_task_folder, remove_task_folders
 from tests.worker.task_lab import TaskLab
 
 TURN = TurnId("orders", LIVE, 0, 7)
@@ -190,3 +191,22 @@ def test_a_root_that_cannot_be_written_names_the_right_that_is_missing(
         pytest.raises(ConfigError, match=r"the executor on \S+ can't use .*Permission denied"),
     ):
         folder.check(0)
+
+
+def test_a_task_works_in_the_place_of_its_client_and_not_in_another_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine behind a tunnel may have a folder of the same path."""
+    client, server = tmp_path / "client", tmp_path / "server"
+    client.mkdir()
+    server.mkdir()
+    monkeypatch.setattr(sys, "path", ["/zip", "/handlers"])
+    monkeypatch.chdir(client)
+    place = Place.of_this_process(["/handlers", "/more"])
+    monkeypatch.chdir(server)
+    replace(place, number=(place.number[0], place.number[1] + 1)).enter()
+    replace(place, folder=str(tmp_path / "none")).enter()
+    assert (Path.cwd(), sys.path) == (server, ["/zip", "/handlers"])
+    for _ in range(2):
+        place.enter()
+        assert (Path.cwd(), sys.path) == (client, ["/handlers", "/more", "/zip"])

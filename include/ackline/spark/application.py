@@ -21,8 +21,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from ackline.errors import ConfigError
 from ackline.handler import Handler, Tier, tier_of
 from ackline.pipeline.properties import DYNAMIC_ALLOCATION, DYNAMIC_ALLOCATION_REASON, is_true
-from ackline.spark.master import is_local
-from ackline.worker.settings import ReplayJob
+from ackline.spark.master import is_local, is_loopback
+from ackline.spark.settings import import_paths
+from ackline.worker.settings import Place, ReplayJob
 from ackline.worker.streams import Streams
 
 ProbeTask = Callable[[Iterable[int]], Iterator[tuple[str, str, str, int]]]
@@ -69,6 +70,11 @@ class Application(ABC):
     @abstractmethod
     def fixed_cores(self) -> int | None:
         """How many tasks run at the same time; None if that number may change or others share the cores."""
+
+    @property
+    def place(self) -> Place | None:
+        """Where the tasks work; None where they are as Spark starts them."""
+        return None
 
     @abstractmethod
     def setting(self, name: str) -> str | None:
@@ -227,6 +233,12 @@ class ServerApplication(Application):
     def fixed_cores(self) -> int | None:
         """None: the cores are shared with the jobs of other clients."""
         return None
+
+    @property
+    def place(self) -> Place | None:
+        """That of this process if the server is on this machine: others see other files."""
+        client: Any = self.spark
+        return Place.of_this_process(import_paths()) if is_loopback(client.client.host) else None
 
     def setting(self, name: str) -> str | None:
         """Returns a setting of the session; None if it is not set. A session begins with those of the server."""

@@ -13,14 +13,16 @@ is ready, and a client that ends cancels what it runs itself, and nothing else.
 import atexit
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -29,13 +31,23 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from ackline.delta.errors import temporary_folder
 from ackline.errors import AcklineError, ConfigError, TransientError
+from ackline.forms.connections import without_airflow
 from ackline.pipeline.blocks import SparkBlock
 from ackline.pipeline.folder import handlers_folder
 from ackline.spark.application import EVERYTHING, HIDDEN_TEXT, TAG, application_of
 from ackline.spark.jars import packages
-from ackline.spark.master import ConnectServer, is_local
-from ackline.spark.settings import ARCHIVE, ENCRYPTION, OF_SESSION, REQUIRED_SETTINGS, build_archive
+from ackline.spark.master import DEV_SERVER, ConnectServer, SavedServer, dev_spark_folder, is_local
+from ackline.spark.settings import (
+    ARCHIVE,
+    ENCRYPTION,
+    OF_SESSION,
+    REQUIRED_SETTINGS,
+    build_archive,
+    data_beside,
+    import_paths,
+)
 
 CONNECT_SECONDS = 5.0
 _RETRIES = 6
@@ -53,16 +65,27 @@ _IN_CLEAR = (
     "`spark: {encryption: none}` into the pipeline file to go without"
 )
 
+_NOT_OF_HANDLERS = re.compile(
+    r"(_?SPARK_|PYSPARK_|PYTHONPATH|PYTHONHASHSEED|ACKLINE_|TERM|TMUX|SSH_|XDG_|DBUS_|GPG_|WAYLAND_|VSCODE_|LC_TERM)|"
+    r"(_|PWD|OLDPWD|SHLVL|COLORTERM|COLUMNS|LINES|LS_COLORS|WINDOWID|DISPLAY|STY|PS1|INVOCATION_ID|JOURNAL_STREAM)$"
+)
+"""Variables of a terminal, and those that Spark's scripts and Ackline set: they differ each time."""
+_NAMED = 8
+
+log = logging.getLogger(__name__)
+
 _opened: dict[str, SparkSession] = {}
 """The session of this process, by the address of its server."""
 
 
 def open_server_session(server: ConnectServer, block: SparkBlock) -> SparkSession:
-    """Returns the session of this process on the server; opens one if there is none. It stays when the process ends.
-    Raises ConfigError if the pipeline file asks for what only the start of a server can set, or if a password would
-    travel unencrypted, and TransientError if no server answers."""
-    if server.url in _opened:
-        return _opened[server.url]
+    """Returns the session of this process on the server; opens one if there is none, or if the server has closed it. It
+    stays when the process ends. Raises ConfigError if the pipeline file asks for what only the start of a server can
+    set, or if a password would travel unencrypted, and TransientError if no server answers."""
+    if (spark := _opened.pop(server.url, None)) is not None:
+        if _is_open(spark, server):
+            return _opened.setdefault(server.url, spark)
+        _end(spark, server)
     settings = _settings_of_session(server, block)
     if block.encryption == "required" and not (server.loopback or server.encrypted):
         raise ConfigError(f"the connection to the Spark Connect server {server} is not encrypted, {_IN_CLEAR}",
@@ -74,9 +97,12 @@ def open_server_session(server: ConnectServer, block: SparkBlock) -> SparkSessio
             f"no Spark Connect server answers at {server} ({error.strerror or error}): check that it runs; "
             f"`ackline dev spark` starts one on this machine"
         ) from None
-    with tempfile.TemporaryDirectory(prefix="ackline-code-") as folder:
-        code = build_archive(Path(folder, ARCHIVE), handlers_folder())
-        spark = _opened[server.url] = _shared_session(server, block, settings, code)
+    with temporary_folder("ackline-code-") as folder:
+        code = build_archive(folder / ARCHIVE, handlers_folder())
+        # Its Python workers keep what modules have read.
+        here = [*import_paths(), *data_beside(handlers_folder())] if server.loopback else []
+        spark = _opened[server.url] = _shared_session(server, block, settings, code, here)
+    _warn_of_environment(server)
     atexit.register(_end, spark, server)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         # By default the process would end without `_end`, and the server would go on with the job.
@@ -84,9 +110,21 @@ def open_server_session(server: ConnectServer, block: SparkBlock) -> SparkSessio
     return spark
 
 
-def _shared_session(server: ConnectServer, block: SparkBlock, settings: dict[str, str], code: Path) -> SparkSession:
-    """Returns the session of all clients with these settings and this code, ready for jobs."""
-    content, number = json.dumps(settings, sort_keys=True).encode() + code.read_bytes(), 0
+def _is_open(spark: SparkSession, server: ConnectServer) -> bool:
+    """Returns whether the server has the session. It closes one that no client has used for a while, by default for an
+    hour, and a server that has started again has none."""
+    try:
+        _reach(server)
+        return bool(spark.conf.get(_READY, ""))
+    except (OSError, PySparkException):
+        return False
+
+
+def _shared_session(
+    server: ConnectServer, block: SparkBlock, settings: dict[str, str], code: Path, here: Sequence[str] = ()
+) -> SparkSession:
+    """Returns the session of all clients with these settings, this code and these files `here`, ready for jobs."""
+    content, number = json.dumps([settings, *here], sort_keys=True).encode() + code.read_bytes(), 0
     while True:
         spark = _session_on(server, session_id(content, datetime.now(UTC).date(), number))
         try:
@@ -102,6 +140,27 @@ def _shared_session(server: ConnectServer, block: SparkBlock, settings: dict[str
                 raise _not_opened(server, error) from None
         # A server closes a session that no client has used for an hour, and lets no other have its id.
         number += 1
+
+
+def _warn_of_environment(server: ConnectServer) -> None:
+    """Logs the names of the variables whose values differ between this process and the server of `ackline dev spark`,
+    from which its handlers have theirs."""
+    saved = SavedServer.read(dev_spark_folder() / DEV_SERVER)
+    if saved is None or not server.loopback or server.port != saved.port:
+        return
+    try:
+        words = os.fsdecode(Path(f"/proc/{saved.pid}/environ").read_bytes()).split("\0")
+    except OSError:  # it has just ended, or this is no Linux
+        return
+    then, now = dict(word.partition("=")[::2] for word in words if word), without_airflow(os.environ)
+    names = {name for name in {*then, *now} if then.get(name) != now.get(name) and not _NOT_OF_HANDLERS.match(name)}
+    if names:
+        shown = ", ".join(sorted(names)[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
+        log.warning(
+            "handlers run in the Spark server of `ackline dev spark`, with the environment of its start, which differs "
+            "from that of this run in %s; `ackline dev down` and `ackline dev spark` start it with this one",
+            shown,
+        )
 
 
 def session_id(content: bytes, day: date, number: int) -> uuid.UUID:

@@ -115,6 +115,7 @@ def _check_counts(counts: Mapping[TopicPartition, Mapping[Outcome, int]], job: R
 
 
 _probed: set[str] = set()
+"""The ids of the applications whose executors have passed."""
 
 
 def check_replay(spark: SparkSession, job: ReplayJob) -> None:
@@ -130,10 +131,22 @@ def check_replay(spark: SparkSession, job: ReplayJob) -> None:
     _probe(application, job, handler)
 
 
+def check_executors(spark: SparkSession, job: ReplayJob) -> None:
+    """Checks an application on other machines, and once its executors. Call it before the start of a turn is counted:
+    what it raises is no handler's doing. Raises ConfigError, and what Spark's job raises."""
+    application = application_of(spark)
+    if not application.is_local:
+        handler = load_functions_of_job(job.settings)
+        application.check(job, handler)
+        if application.id not in _probed:
+            _probe(application, job, handler)
+
+
 def _probe(application: Application, job: ReplayJob, handler: Handler | Streams) -> None:
     imports_handler = isinstance(handler, Streams) or tier_of(handler) is not Tier.COLUMN
     root = os.path.dirname(job.target.root.rstrip("/"))
-    probe_executors(application, root, job.settings, job.kafka, imports_handler)
+    settings = replace(job.settings, place=application.place)
+    probe_executors(application, root, settings, job.kafka, imports_handler)
     _probed.add(application.id)
 
 
@@ -157,10 +170,7 @@ def run_replay(spark: SparkSession, job: ReplayJob, on_progress: Progress | None
     if not job.fresh and not job.retries:
         return ReplayResult((), {}, 0, 0)
     application = application_of(spark)
-    if not application.is_local:
-        application.check(job, handler)
-        if application.id not in _probed:
-            _probe(application, job, handler)
+    check_executors(spark, job)
     with (
         # A job on one machine needs no proof that its tasks may start, unless at most once.
         open_task_folder(job.target.root, job.target.turn, job.settings.once)

@@ -210,7 +210,7 @@ def manifests_of(
     topics = {tp.topic for tp in [*job.fresh, *job.retries]}
     task = TaskSettings(
         job.target,
-        job.settings,
+        replace(job.settings, place=application_of(spark).place),
         Tier.RECORD if isinstance(handler, Streams) else tier_of(handler),
         topics.pop() if len(topics) == 1 else None,
         None if job.max_rate is None else _rate_per_task(spark, job, job.max_rate),

@@ -53,7 +53,7 @@ class ConnectServer:
     @property
     def loopback(self) -> bool:
         """Whether the server listens on this machine, or a tunnel to it does."""
-        return _LOOPBACK.fullmatch(self.host) is not None
+        return is_loopback(self.host)
 
     @property
     def encrypted(self) -> bool:
@@ -106,6 +106,11 @@ def connect_server(master: str, source: str = MASTER) -> ConnectServer | None:
     # Quoted anew: pyspark refuses, and shows, an address with a value such as `c2VjcmV0==`.
     given = "".join(f";{name}={quote(unquote(value), safe='')}" for name, _, value in words)
     return ConnectServer(found[1], int(found[2] or CONNECT_PORT), given and f"/{given}")
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a host is this machine, or the end of a tunnel on it."""
+    return _LOOPBACK.fullmatch(host) is not None
 
 
 def is_local(master: str) -> bool:

@@ -174,12 +174,12 @@ def _probe_task(
                 if version != wanted and version.partition(".")[0] != wanted:
                     raise RuntimeError(f"it has {name} {version}, and the driver {wanted}; install the same version")
             from ackline.delta.folder import Folder
-            from ackline.delta.object_store import use_options
             from ackline.worker.streams import load_functions_of_job
 
             importlib.import_module("ackline.trees.stages")  # with what tasks need
             importlib.import_module("ackline.worker.tasks")  # and the Kafka client
             settings, imports_handler = pickle.loads(packed)
+            settings.enter()
             if imports_handler:
                 load_functions_of_job(settings)
             for name, path in files.items():
@@ -187,7 +187,6 @@ def _probe_task(
                     open(path, "rb").close()
                 except OSError as error:
                     raise RuntimeError(f"the file {path} of `{name}` can't be read: {error.strerror}") from None
-            use_options(settings.store_options)
             shared = Folder(folder)
             if shared.read(token) is None:
                 raise RuntimeError(

@@ -29,7 +29,14 @@ from ackline.pipeline.blocks import SparkBlock
 from ackline.pipeline.folder import handlers_folder
 from ackline.spark.failure import error_of_start
 from ackline.spark.master import address_towards, chosen_master, connect_server, is_local
-from ackline.spark.settings import ARCHIVE, ENCRYPTION, LOOPBACK, REQUIRED_SETTINGS, build_archive
+from ackline.spark.settings import (
+    ARCHIVE,
+    ENCRYPTION,
+    LOOPBACK,
+    REQUIRED_SETTINGS,
+    build_archive,
+    import_paths,
+)
 from ackline.tables.lease import own_children
 
 NOISE = (
@@ -259,13 +266,6 @@ def _own_settings(master: str, block: SparkBlock) -> dict[str, str]:
     }
     if is_local(master):
         # With this path the workers import the same handlers as this process.
-        return settings | LOOPBACK | {"spark.executorEnv.PYTHONPATH": os.pathsep.join(_import_paths())}
+        return settings | LOOPBACK | {"spark.executorEnv.PYTHONPATH": os.pathsep.join(import_paths())}
     address = address_towards(master)
     return settings | ({"spark.driver.host": address} if address else {})
-
-
-def _import_paths() -> list[str]:
-    """Returns the folders that this process imports from, without those of the interpreter."""
-    installed = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
-    paths = dict.fromkeys(str(Path(entry).resolve()) for entry in sys.path)
-    return [path for path in paths if not installed & {Path(path), *Path(path).parents}]

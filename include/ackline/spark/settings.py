@@ -4,8 +4,10 @@ Importing this loads no Spark.
 """
 
 import os
+import sys
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import ackline
@@ -68,6 +70,27 @@ def build_archive(path: Path, handlers: Path) -> Path:
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
     return path
+
+
+def import_paths() -> list[str]:
+    """Returns the folders that this process imports from, without those of the interpreter."""
+    installed = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
+    paths = dict.fromkeys(str(Path(entry).resolve()) for entry in sys.path)
+    return [path for path in paths if not installed & {Path(path), *Path(path).parents}]
+
+
+def data_beside(handlers: Path) -> list[str]:
+    """Returns a line for each data file beside a Python file below the folder `handlers`, and in a folder beside one of
+    a package: its path, size and time. An equal list stands for equal files."""
+    files = sorted(_files(handlers))
+    code = {file.parent for file in files if file.suffix == ".py"}
+    lines = []
+    for file in files:
+        beside = file.parent in code or (file.parent.parent in code and file.parent.parent != handlers)
+        if beside and file.suffix != ".py":
+            with suppress(OSError):  # it has gone in between
+                lines.append(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}")
+    return lines
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.delta.object_store import use_options
 from ackline.handler import SOURCE, Handler, InFlight, Origin, Record, StepCounts, Tier, tier_of
 from ackline.ledger.offsets import Bools
 from ackline.pipeline.topology import SOURCE_STEP, Step, Topology
@@ -256,7 +255,7 @@ class StepRun:
     def __init__(self, settings: TaskSettings, step: Step) -> None:
         topology = settings.replay.topology
         assert topology is not None
-        use_options(settings.replay.store_options)
+        settings.replay.enter()
         self._settings = settings
         self._step = step
         self._streams = topology.streams

@@ -23,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from ackline.delta.object_store import use_options
 from ackline.errors import ConfigError, FatalError
 from ackline.handler import Tier
 from ackline.ledger.metrics import FetchTimes
@@ -101,7 +100,7 @@ class TaskRun:
 
     def __init__(self, settings: TaskSettings, source: str = "fresh") -> None:
         self._source = source
-        use_options(settings.replay.store_options)
+        settings.replay.enter()
         self._settings = settings
         self._clock = outcome_clock(settings.replay.now)
         files = OutcomeFiles if settings.replay.record_outcomes else OutcomeCounter

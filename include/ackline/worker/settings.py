@@ -15,6 +15,7 @@ marker of an earlier execution is gone already, so is the token, and the task re
 import os
 import re
 import socket
+import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ import pyarrow as pa
 
 from ackline.delta.errors import IgnoredStorageErrors, folder_errors, is_outage, storage_errors, unusable_folder
 from ackline.delta.folder import Folder
-from ackline.delta.object_store import is_remote
+from ackline.delta.object_store import is_remote, use_options
 from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.handler import Durations, StepCounts, Tier
 from ackline.ledger.answers import TokenSigner
@@ -115,6 +116,39 @@ class OutputTargets:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a client works whose tasks run on the same machine, in processes that another has started: its working
+    folder, and the folders that it imports from. There handlers find the files beside them, and relative paths lead to
+    the same files as in the client."""
+
+    folder: str
+    number: tuple[int, int]
+    """Device and number of the folder. A machine behind a tunnel has another one at this path, or none."""
+    paths: tuple[str, ...]
+
+    @classmethod
+    def of_this_process(cls, paths: Iterable[str]) -> "Place":
+        """Returns the place of this process, which imports from `paths`."""
+        folder = os.getcwd()
+        return cls(folder, _number(folder), tuple(paths))
+
+    def enter(self) -> None:
+        """Makes this the place of this process, if it is on this machine."""
+        try:
+            if _number(self.folder) != self.number:
+                return
+            os.chdir(self.folder)
+        except OSError:
+            return
+        sys.path[:] = dict.fromkeys([*self.paths, *sys.path])
+
+
+def _number(folder: str) -> tuple[int, int]:
+    found = os.stat(folder)
+    return found.st_dev, found.st_ino
+
+
+@dataclass(frozen=True, slots=True)
 class ReplaySettings:
     """Which handler a job calls, and what becomes of its outcomes. The secrets in here (of the schema registry, the
     object store, the hashes of keys, the tokens) travel only inside the function of a task."""
@@ -149,6 +183,14 @@ class ReplaySettings:
     """Makes the tokens of records; None if no record may be in flight."""
     in_flight_timeout: timedelta | None = None
     """How long a record is in flight if its handler names no time; None means without an end."""
+    place: Place | None = None
+    """Where tasks work; None where they are as Spark starts them."""
+
+    def enter(self) -> None:
+        """Prepares this process for a task: its place, and its object store."""
+        use_options(self.store_options)
+        if self.place is not None:
+            self.place.enter()
 
 
 @dataclass(frozen=True, slots=True)
