@@ -61,6 +61,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> Spark:
     no_session: Any = None
     monkeypatch.setattr(job, "run_replay", run)
     monkeypatch.setattr(job, "check_replay", lambda _, replay_job: check_in_process(replay_job))
+    monkeypatch.setattr(job, "check_executors", lambda *_: None)
     monkeypatch.setattr(session, "open_session", lambda *_: no_session)
     return lambda: no_session
 

@@ -26,7 +26,7 @@ CEILINGS = {
     "outputs": 2_051,
     "in_flight": 511,
     "dead_letters": 207,
-    "steps": 1_661,
+    "steps": 1_662,
     "actions": 1_965,
     "answers": 1_676,
     "backfill": 1_136,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_347
-TESTS_CEILING = 67_780
+PACKAGE_CEILING = 55_348
+TESTS_CEILING = 67_797
 
 
 def lines(files: "list[Path]") -> int:

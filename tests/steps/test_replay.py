@@ -79,6 +79,22 @@ def test_a_start_is_counted_before_it_is_made() -> None:
     assert starts.jobs[0][0]
 
 
+def test_a_spark_that_does_not_start_counts_no_start_of_the_turn_and_isolates_no_handler() -> None:
+    """No Java, a full disk, an executor that is unfit: no handler was reached."""
+    starts = Starts()
+    starts.lane.plan()
+
+    def does_not_start(*_: Any) -> None:
+        raise TransientError("Spark did not start")
+
+    for _ in range(4):
+        with pytest.raises(TransientError, match="did not start"):
+            starts.lane.replay(starts.adapters(check_job=does_not_start))
+    assert starts.counted() == {}
+    starts.run()
+    assert (starts.jobs, starts.counted()) == ([PLAIN], {"try-1": 1})
+
+
 def test_an_empty_plan_and_one_whose_outcomes_are_stored_are_not_started() -> None:
     starts = Starts()
     starts.lane.plan()

@@ -61,9 +61,9 @@ def _replay_job(spark: "Callable[[], SparkSession]", job: "ReplayJob", on_progre
 
 
 def _check_job(spark: "Callable[[], SparkSession]", job: "ReplayJob") -> None:
-    from ackline.spark.job import check_replay
+    from ackline.spark.job import check_executors, check_replay
 
-    check_replay(spark(), job)
+    (check_replay if job.settings.once else check_executors)(spark(), job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Adapters:
     """Waits for a number of seconds."""
     run_job: "Callable[[Callable[[], SparkSession], ReplayJob, Progress | None], ReplayResult]" = _replay_job
     check_job: "Callable[[Callable[[], SparkSession], ReplayJob], None]" = _check_job
-    """Raises if the job can't be started, before anything is handed out."""
+    """Starts Spark, and raises if the job can't be started, before anything is handed out."""
     code: Callable[[], str] = running_code
     """Returns the code that this process hands records to; empty if it is not known."""
     translation: Translation | None = None

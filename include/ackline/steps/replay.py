@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from deltalake.transaction import AddAction
@@ -193,7 +193,7 @@ def _replay_open_plan(
     spark: "Callable[[], SparkSession]",
     on_progress: Progress | None,
 ) -> Replayed:
-    once, of_file = adapters.pipeline.guarantee.claims, adapters
+    once, of_file, spark = adapters.pipeline.guarantee.claims, adapters, cache(spark)
     with ExitStack() as opened:
         with span(adapters, "replay.prepare", plan.turn):
             adapters, job, error = _prepare(of_file, plan, newest, spark, opened)
@@ -265,16 +265,17 @@ def _prepare(
     tuples = newest.steps.tuples_a_record if newest.steps is not None else None
     job = replace(job, exact_from=exact_from, tuples_a_record=tuples)
     adapters.store.outcomes.create()
-    # The start is counted before Spark begins: a start that takes this process down with it must be counted too. At
-    # most once counts no start: a claimed plan is started once and never again.
+    with advises_void(plan.turn), advises_void_if_file_changed(of_file, plan):
+        adapters.check_job(spark, job)
+    # The start is counted before a record is handed out: one that takes this process down with it must be counted too.
+    # A Spark that does not start is no handler's doing, and isolation would not help. At most once counts no start: a
+    # claimed plan is started once and never again.
     starts = 0 if once else adapters.store.count_start(plan)
     if starts > COUNTED_STARTS:  # a handler that kills each driver leaves no error that could name the way out
         log.warning("%s has started %d times without outcomes. %s", plan.turn, starts - 1, void_advice(plan.turn))
     if not job.settings.isolated and (reason := why_isolate(starts, plan, newest)):
         job = replace(job, settings=replace(job.settings, isolated=True), isolation_reason=reason)
     if once:
-        with advises_void_if_file_changed(of_file, plan):
-            adapters.check_job(spark, job)
         job = replace(job, folder=opened.enter_context(adapters.task_folder(plan.turn)))
     return adapters, job, None
 
