@@ -25,7 +25,7 @@ from tests.tables.lane_rows import settlement
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 VALUES = [
     Lease("turn 1", "run", "host", "machine", "1:2", NOON, "holder", 3),
-    StoppedRun(NOON, "run", "GroupMoved", "another client moved it", "ackline skip", True),
+    StoppedRun(NOON, "run", "GroupMoved", "another client moved it", "ackline skip", True, (0, 7, 8)),
     CommitMetadata("ledger", "orders", 0, 7, "1a2b3c4d"),
     AckPosition("acks", "id", {0: 7}, {0: 2}),
     AnswerReport(AckPosition("acks", "id", {0: 5, 11: 0}), {"acked": 2}, ("lost",)),

@@ -16,7 +16,7 @@ from ackline.airflow.operators import LEASE_POLL, ReplayOperator
 from ackline.airflow.results import planned_summary
 from ackline.lane.lease import TurnLease
 from ackline.steps import plan
-from ackline.tables.layout import LeaseFile, stopped_run
+from ackline.tables.layout import LaneTables, LeaseFile, stopped_run
 from ackline.tables.lease import MISSED_RENEWALS, RENEWAL_SECONDS, Lease
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_lane import NOON, OK, TP, MemoryLane
@@ -91,13 +91,13 @@ def test_i18_the_error_with_which_a_task_stops_is_noted_for_the_page(
     lane: MemoryLane, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ACKLINE_AUDIT", str(tmp_path))
-    (folder := tmp_path / "lane").mkdir()
+    (tmp_path / "lane").mkdir()
     task = Task(lane, monkeypatch)
     lane.replay(lane.adapters(DAG_RUN))
     lane.move_group(TP, 1)
     with pytest.raises(AirflowFailException):
         task.execute()
-    note = stopped_run(str(folder), None)
+    note = stopped_run(LaneTables(str(tmp_path), "lane", "live"))
     assert note is not None
     assert (note.reason, note.run_id) == ("GroupMoved", DAG_RUN)
 

@@ -2,7 +2,6 @@
 
 import re
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from ackline.cli.account import account_lines
 from ackline.ledger.turns import TurnId, TurnKind
 from ackline.steps.run import RunResult
-from ackline.tables.layout import noted_stop, stopped_run
+from ackline.tables.layout import LaneTables, noted_stop, stopped_run
 from ackline.tables.store import LedgerStore
 from ackline.tables.turn_outcomes import FailedClass, commonest_failures
 from tests.audit.story import begin_story
@@ -63,10 +62,11 @@ def test_i18_a_run_that_stops_notes_why_for_the_page(
 ) -> None:
     lane.run()
     lane.move_group(TP, 1)
-    here = partial(noted_stop, str(tmp_path))  # the tables of a lane in memory have no folder
-    monkeypatch.setattr("ackline.tables.layout.noted_stop", lambda _, *about: here(*about))
+    here = LaneTables(str(tmp_path), "lane", "live")  # the tables of a lane in memory have no folder
+    Path(here.folder).mkdir()
+    monkeypatch.setattr("ackline.tables.layout.noted_stop", lambda _, *about: noted_stop(here, *about))
     ended = ackline("run", "lane")
-    note = stopped_run(str(tmp_path), None)
+    note = stopped_run(here)
     assert note is not None
     assert (ended.status, note.reason) == (1, "GroupMoved")
     assert note.sentence in ended.errors

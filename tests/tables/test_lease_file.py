@@ -15,6 +15,7 @@ from ackline.ledger.turns import TurnId
 from ackline.pipeline.folder import lane_folder
 from ackline.tables.layout import (
     LEASE_NAME,
+    LaneTables,
     LeaseFile,
     StoppedFile,
     holder_of,
@@ -23,6 +24,8 @@ from ackline.tables.layout import (
     stopped_run,
 )
 from ackline.tables.lease import HolderState, Lease
+from ackline.tables.store import LedgerStore
+from tests.tables.lane_rows import NOON, plan, settlement
 from tests.tables.roots import ON_BOTH
 
 
@@ -106,41 +109,61 @@ def test_a_folder_that_cannot_be_written_is_an_oserror(root: str) -> None:
         file.write(b"x")
 
 
-def stop(folder: str, error: AcklineError, at: datetime) -> None:
+def stop(tables: LaneTables, error: AcklineError, at: datetime = NOON) -> None:
     """A run that stops with an error, which comes through."""
-    with pytest.raises(type(error)), noted_stop(folder, "orders", "run-7", lambda: at):
+    with pytest.raises(type(error)), noted_stop(tables, "run-7", lambda: at):
         raise error
 
 
-def test_i18_the_error_with_which_a_run_stops_is_noted_until_a_turn_is_settled(root: str) -> None:
-    folder, now = lane_folder(root, "orders", "live"), datetime.now(UTC)
-    StoppedFile(folder).write(b"{}")  # any file beside the tables, for the folder to be there
-    assert stopped_run(folder, None) is None, "content that is no note is none"
-    stop(folder, GroupMoved("another client moved it; `ackline skip orders --to 7`, or `ackline other`"), now)
-    note = stopped_run(folder, now - timedelta(minutes=10))
+@pytest.fixture
+def tables(tmp_path: Path) -> LaneTables:
+    """The tables of a lane that has not begun, in a folder that is there."""
+    tables = LaneTables(str(tmp_path / "audit"), "orders", "live")
+    Path(tables.folder).mkdir(parents=True)
+    return tables
+
+
+def test_i18_the_error_with_which_a_run_stops_is_noted(tables: LaneTables) -> None:
+    StoppedFile(tables.folder).write(b"{}")
+    assert stopped_run(tables) is None, "content that is no note is none"
+    stop(tables, GroupMoved("another client moved it; `ackline skip orders --to 7`, or `ackline other`"))
+    note = stopped_run(tables)
     assert note is not None
-    assert (note.reason, note.run_id, note.lasting, note.at) == ("GroupMoved", "run-7", True, now)
+    assert (note.reason, note.run_id, note.lasting, note.at) == ("GroupMoved", "run-7", True, NOON)
     assert (note.sentence[:20], note.command) == ("another client moved", "ackline skip orders --to 7")
-    assert stopped_run(folder, None) == note, "a lane that has never settled a turn"
-    assert stopped_run(folder, now + timedelta(seconds=1)) is None
-    stop(folder, TransientError("no broker"), now)
-    found = stopped_run(folder, now)
+    stop(tables, TransientError("no broker"))
+    found = stopped_run(tables)
     assert found is not None
     assert (found.lasting, found.command) == (False, "ackline doctor orders")
 
 
-def test_a_turn_that_an_operator_has_closed_stops_no_later_run_and_is_not_noted(root: str) -> None:
-    folder, now = lane_folder(root, "orders", "live"), datetime.now(UTC)
-    StoppedFile(folder).write(b"")
-    stop(folder, TurnVoided("closed as void"), now)
-    assert stopped_run(folder, None) is None
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_i18_a_note_is_out_of_date_once_the_lane_has_moved_whatever_the_clock_of_its_host(
+    tables: LaneTables, hours: int
+) -> None:
+    """By the times of the two hosts, a note of a slow clock would never be shown, and one of a fast clock for ever."""
+    moves: list[Callable[[LedgerStore], object]] = [
+        lambda store: store.store_settlement(settlement(0)),
+        lambda store: store.store_plan(plan(1)),
+        lambda store: store.store_settlement(settlement(1)),
+        lambda store: store.store_settlement(settlement(0, epoch=1)),
+    ]
+    for move in moves:
+        stop(tables, GroupMoved("moved"), NOON + timedelta(hours=hours))
+        assert stopped_run(tables) is not None
+        move(LedgerStore(tables.root, "orders", "live"))
+        assert stopped_run(tables) is None
 
 
-def test_a_note_that_can_not_be_written_hides_no_error_and_makes_no_folder(root: str) -> None:
-    folder = lane_folder(root, "orders", "live")
-    stop(folder, GroupMoved("moved"), datetime.now(UTC))
-    assert not Path(folder).exists(), "a mistyped ACKLINE_AUDIT stays empty"
-    Path(folder).mkdir(parents=True)
-    (Path(folder) / "stopped.json").mkdir()
-    stop(folder, GroupMoved("moved"), datetime.now(UTC))
-    assert stopped_run(folder, None) is None
+def test_a_turn_that_an_operator_has_closed_stops_no_later_run_and_is_not_noted(tables: LaneTables) -> None:
+    stop(tables, TurnVoided("closed as void"))
+    assert stopped_run(tables) is None
+
+
+def test_a_note_that_can_not_be_written_hides_no_error_and_makes_no_folder(root: str, tables: LaneTables) -> None:
+    elsewhere = LaneTables(f"{root}/elsewhere", "orders", "live")
+    stop(elsewhere, GroupMoved("moved"))
+    assert not Path(elsewhere.folder).exists(), "a mistyped ACKLINE_AUDIT stays empty"
+    (Path(tables.folder) / "stopped.json").mkdir()
+    stop(tables, GroupMoved("moved"))
+    assert stopped_run(tables) is None

@@ -108,7 +108,7 @@ def stop(stored: StoredLane, strike: Callable[[MemoryLane], None], error: type[A
     lane = MemoryLane(OK, OK).after_run()
     strike(lane)
     adapters = lane.adapters()
-    with pytest.raises(error), noted_stop(stored.store.folder, stored.store.pipeline, "scheduled__1"):
+    with pytest.raises(error), noted_stop(stored.store, "scheduled__1"):
         lane.run(adapters)
 
 

@@ -116,7 +116,9 @@ def test_the_table_of_turns_has_the_share_of_the_new_records_that_failed() -> No
 
 
 def test_what_a_run_has_stopped_with_is_text() -> None:
-    stopped = StoppedRun(NOON, "run", "GroupMoved", f"It moved. {MARKUP} {TURNED}", "ackline doctor orders", True)
+    stopped = StoppedRun(
+        NOON, "run", "GroupMoved", f"It moved. {MARKUP} {TURNED}", "ackline doctor orders", True, (0, 1, 1)
+    )
     for page in (
         pages.pipeline(replace(READING, stopped=stopped), [LIVE], [], [], ADDRESSES),
         pages.index([replace(READING, stopped=stopped)], ADDRESSES, NOON),

@@ -102,7 +102,9 @@ def test_a_run_that_has_stopped_with_an_error_that_comes_again_is_stuck_and_anot
     settled_at = lane.newest().settled_at
 
     def state(lasting: bool, after: timedelta) -> State:
-        stopped = StoppedRun(settled_at, "run", "GroupMoved", "It was moved.", "ackline doctor lane", lasting)
+        stopped = StoppedRun(
+            settled_at, "run", "GroupMoved", "It was moved.", "ackline doctor lane", lasting, (0, 1, 1)
+        )
         return LaneReading(
             "lane", LIVE, lane.newest(), None, (), (reading(),), settled_at + after, stopped=stopped
         ).state

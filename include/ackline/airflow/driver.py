@@ -184,7 +184,6 @@ def take_turns(
     from ackline.lane.lease import WhenHeld
     from ackline.pipeline.folder import (
         audit_root,
-        lane_folder,
         load_pipeline,
         make_handlers_importable,
         pipelines_folder,
@@ -192,7 +191,7 @@ def take_turns(
     from ackline.pipeline.functions import check_functions
     from ackline.spark.session import open_session
     from ackline.steps.run import replay_until_records
-    from ackline.tables.layout import noted_stop
+    from ackline.tables.layout import LaneTables, noted_stop
 
     use_options(secrets.store_options)
     make_handlers_importable()
@@ -207,7 +206,7 @@ def take_turns(
         pipeline = backfill_pipeline(pipeline, stored.arguments, max_rate)
     # The handler may have changed since the plan. At most once, a handler that fails to import costs the whole turn.
     check_functions(*pipeline.functions)
-    noted = noted_stop(lane_folder(audit_root(), name, lane or LIVE), name, run_id)
+    noted = noted_stop(LaneTables(audit_root(), name, lane or LIVE), run_id)
     with noted, opening(pipeline, when_held=WhenHeld.REFUSE) as adapters:
         on_progress = progress_lines(name)
         session = partial(open_session, "-".join(filter(None, ["ackline", name, lane])), pipeline.spark)

@@ -29,7 +29,7 @@ from ackline.forms.form import RUN_FIELDS, Entered, Field
 from ackline.lane.code import CODE
 from ackline.lane.ways_out import LaneName, Way
 from ackline.ledger.turns import LIVE
-from ackline.pipeline.folder import audit_root, lane_folder, make_handlers_importable
+from ackline.pipeline.folder import audit_root, make_handlers_importable
 from ackline.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -95,12 +95,11 @@ def stop_noted(pipeline: Pipeline, context: Context) -> Iterator[None]:
     it as a metric."""
     from ackline.airflow.connections import use_audit_connection
     from ackline.airflow.metrics import stop_published
-    from ackline.tables.layout import noted_stop
+    from ackline.tables.layout import LaneTables, noted_stop
 
     with stop_published(pipeline.name):
         use_audit_connection()
-        folder = lane_folder(audit_root(), pipeline.name, LIVE)
-        with noted_stop(folder, pipeline.name, str(context["run_id"])):
+        with noted_stop(LaneTables(audit_root(), pipeline.name, LIVE), str(context["run_id"])):
             yield
 
 

@@ -183,7 +183,7 @@ def _may_run(adapters: Adapters, session: Session, prepared: PreparedBackfill, a
 
 def _run(adapters: Adapters, session: Session, request: BackfillRequest) -> None:
     """Runs what is due, with `--wait` until the lane is settled, and prints its account."""
-    left, noted = request.max_records, partial(noted_stop, adapters.store.folder, session.name, adapters.run_id)
+    left, noted = request.max_records, partial(noted_stop, adapters.store, adapters.run_id)
     while True:
         with noted(adapters.now), tables.progress(session.as_json or is_quiet()) as on_progress:
             start = partial(options.start_spark, adapters, on_progress)

@@ -107,7 +107,7 @@ def run(
         if take_over and adapters.lease is not None:
             adapters = replace(adapters, lease=replace(adapters.lease, when_held=WhenHeld.TAKE_OVER))
         store, run_id = adapters.store, adapters.run_id
-        with noted_stop(store.folder, name, run_id, adapters.now):
+        with noted_stop(store, run_id, adapters.now):
             ran = runs.run(adapters, lambda: start_spark(adapters, on_progress), _on_plan(adapters, yes), on_progress)
     if as_json:
         formats.print_json(run_object(ran, store).dump())

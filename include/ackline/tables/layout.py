@@ -31,7 +31,7 @@ from ackline.ledger.turns import LIVE, TurnId, TurnKind
 from ackline.pipeline.folder import lane_folder
 from ackline.scrub import scrub_address
 from ackline.tables.audit_table import AuditTable
-from ackline.tables.lease import Holder, Lease, StoppedRun
+from ackline.tables.lease import Holder, Lease, Position, StoppedRun
 from ackline.tables.schemas import TABLES, TIME
 
 T = TypeVar("T")
@@ -115,6 +115,20 @@ class LaneTables:
         """Returns the options by which a Spark task reaches the tables in an object store, the login among them; none
         on a file system."""
         return options_of(self.root)
+
+    def newest_settled(self) -> tuple[int, int] | None:
+        """Returns the newest epoch that has a settlement, and the number of its last one; None if none has."""
+        epoch, found = 0, None
+        while (last := self.last_settled(epoch)) is not None:
+            epoch, found = epoch + 1, (epoch, last)
+        return found
+
+    def position(self) -> Position:
+        """Returns how far the lane is. It grows with each turn that is planned, and again when the turn is settled, so
+        two of them show whether the lane has moved without the clock of a host."""
+        epoch, settled = self.newest_settled() or (0, -1)
+        planned = self.plans.version_of(self._application(epoch, "plan"))
+        return epoch, settled, -1 if planned is None else planned
 
     def last_settled(self, epoch: int) -> int | None:
         """Returns the number of the last settlement of an epoch, a void one too; None if it has none."""
@@ -265,9 +279,9 @@ class StoppedFile(LaneFile):
 
 @contextmanager
 def noted_stop(
-    folder: str, pipeline: str, run_id: str, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    tables: LaneTables, run_id: str, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 ) -> Iterator[None]:
-    """Notes an error with which the run in the block stops beside the tables in `folder`, and raises it again. No error
+    """Notes an error with which the run in the block stops beside the tables of its lane, and raises it again. No error
     of the note itself ends a run. A lane without a folder has nothing that the note could be beside. A turn that an
     operator has closed stops no later run, so it is not noted; nor is an option that the command refuses."""
     try:
@@ -277,19 +291,20 @@ def noted_stop(
     except AcklineError as error:
         if isinstance(error, ConfigError) and (error.key or "").startswith("--"):
             raise
-        if is_remote(folder) or Path(folder).is_dir():
+        if is_remote(tables.folder) or Path(tables.folder).is_dir():
             with IgnoredStorageErrors(), suppress(AcklineError):
-                StoppedFile(folder).write(StoppedRun.of(error, pipeline, run_id, clock()).encode())
+                note = StoppedRun.of(error, tables.pipeline, run_id, clock(), tables.position())
+                StoppedFile(tables.folder).write(note.encode())
         raise
 
 
-def stopped_run(folder: str, settled_at: datetime | None) -> StoppedRun | None:
-    """Returns why the last run of a lane has stopped; None if a turn was settled since, at `settled_at`, or if the note
-    can't be read."""
+def stopped_run(tables: LaneTables) -> StoppedRun | None:
+    """Returns why the last run of a lane has stopped; None if a turn was planned or settled since, or if the note can't
+    be read. Raises FatalError if the tables can't be read."""
+    note = None
     with IgnoredStorageErrors():
-        note = StoppedRun.decode_or_none(StoppedFile(folder).read())
-        return note if note is not None and (settled_at is None or note.at >= settled_at) else None
-    return None
+        note = StoppedRun.decode_or_none(StoppedFile(tables.folder).read())
+    return note if note is not None and note.position >= tables.position() else None
 
 
 def holder_of(file: LeaseFile, turn: TurnId, now: datetime) -> Holder | None:

@@ -89,6 +89,9 @@ RENEWAL_SECONDS = 20.0
 """How often a process renews the lease of the turn that it replays."""
 MISSED_RENEWALS = 3
 """How many renewals in a row are missing when a lease counts as given up."""
+Position = tuple[int, int, int]
+"""How far a lane is: its newest epoch that has a settlement, and the numbers of the last settlement and plan of it; -1
+for none. Positions are compared in this order."""
 _MAX_TEXT = 250
 _MAX_SENTENCE = 1500
 
@@ -182,7 +185,8 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class StoppedRun(Stored):
-    """Why a run has stopped, as it has noted itself. A note from before the newest settlement is out of date."""
+    """Why a run has stopped, as it has noted itself. A note is out of date once the lane has moved from its position:
+    the times of two hosts can't be compared."""
 
     at: datetime
     run_id: str
@@ -193,16 +197,19 @@ class StoppedRun(Stored):
     """The command that ends it."""
     lasting: bool
     """Whether each run stops so until an operator acts; False for an error that may end by itself."""
+    position: Position
+    """How far the lane was: also of a run that had no turn, which has stopped before its plan, or of a lane that has
+    not begun."""
 
     def __post_init__(self) -> None:
         if self.at.tzinfo is None:
             raise ValueError("the time has no zone")
 
     @classmethod
-    def of(cls, error: AcklineError, pipeline: str, run_id: str, at: datetime) -> "StoppedRun":
+    def of(cls, error: AcklineError, pipeline: str, run_id: str, at: datetime, position: Position) -> "StoppedRun":
         """Returns the note of a run that has stopped with this error."""
         lasting, command = not isinstance(error, TransientError), command_of(error, pipeline)
-        return cls(at, run_id[:_MAX_TEXT], error.kind, str(error)[:_MAX_SENTENCE], command, lasting)
+        return cls(at, run_id[:_MAX_TEXT], error.kind, str(error)[:_MAX_SENTENCE], command, lasting, position)
 
 
 @cache

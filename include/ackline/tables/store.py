@@ -203,13 +203,11 @@ class LedgerStore(ChosenOutcomes, OutcomesOfTurn):
     def newest(self) -> Settlement | None:
         """Returns the newest settlement of the newest epoch, or None if the lane has none yet. Raises ConfigError if it
         has none because the tables below the root have the first layout."""
-        epoch, n = -1, None
-        while (later := self.settlements.version_of(self._application(epoch + 1, "settlement"))) is not None:
-            epoch, n = epoch + 1, later
-        if n is None:
+        settled = self.newest_settled()
+        if settled is None:
             self.check_layout()
             return None
-        newest = self.settlement(TurnId(self.pipeline, self.lane, epoch, n))
+        newest = self.settlement(TurnId(self.pipeline, self.lane, *settled))
         return self._first_of_new_epoch(newest) if newest.kind.opens_epoch else newest
 
     def stamps_of_logs(self) -> LogStamps:

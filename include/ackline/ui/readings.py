@@ -196,13 +196,12 @@ def read_lane(name: str, lane: str = LIVE, turns: int = LAST_TURNS) -> LaneReadi
     stored = stored_lane(store, turns)
     file = listed_file(name)
     if stored is None:
-        return LaneReading(name, lane, None, None, (), (), now, stopped=stopped_run(store.folder, None), file=file)
+        return LaneReading(name, lane, None, None, (), (), now, stopped=stopped_run(store), file=file)
     newest, plan = stored.newest, stored.plan
     holder = holder_of(LeaseFile(store.folder), plan.turn, now) if plan is not None else None
     # A run that works on the lane, or has planned a turn since, has passed what the one before has stopped with.
     goes_on = holder is not None and holder.state is HolderState.ACTIVE
-    moved_at = newest.settled_at if plan is None else max(newest.settled_at, plan.planned_at)
-    stopped = None if goes_on else stopped_run(store.folder, moved_at)
+    stopped = None if goes_on else stopped_run(store)
     unpublished: tuple[str, ...] = ()
     if newest.outputs and not store.is_published(newest.turn):
         tables = OutputsOfTurn.decode(newest.outputs).tables
