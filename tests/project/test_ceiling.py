@@ -12,33 +12,33 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_159,
-    "ledger": 3_776,
-    "pipeline": 3_318,
+    "ledger": 3_793,
+    "pipeline": 3_319,
     "forms": 1_002,
     "kafka": 2_812,
     "delta": 2_796,
-    "tables": 2_427,
+    "tables": 2_447,
     "audit": 1_157,
-    "worker": 3_259,
-    "trees": 4_360,
-    "spark": 2_994,
-    "lane": 2_738,
+    "worker": 3_266,
+    "trees": 4_362,
+    "spark": 3_018,
+    "lane": 2_744,
     "outputs": 2_051,
     "in_flight": 511,
     "dead_letters": 207,
-    "steps": 1_662,
+    "steps": 1_664,
     "actions": 1_965,
     "answers": 1_676,
     "backfill": 1_136,
-    "airflow": 2_515,
-    "ui": 2_506,
+    "airflow": 2_513,
+    "ui": 2_505,
     "local": 2_262,
-    "cli": 4_311,
+    "cli": 4_307,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_348
-TESTS_CEILING = 67_797
+PACKAGE_CEILING = 55_420
+TESTS_CEILING = 67_912
 
 
 def lines(files: "list[Path]") -> int:

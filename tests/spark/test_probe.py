@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 import pytest
 from pyspark import SparkConf, SparkContext
@@ -12,8 +13,12 @@ from pyspark import SparkConf, SparkContext
 from ackline.delta.folder import Folder
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import Outcome
+from ackline.spark import probe
+from ackline.spark.application import Application, ProbeTask
 from ackline.spark.job import check_replay, run_replay
 from ackline.spark.probe import WAIT_SECONDS_ONCE, wait_until_sized
+from ackline.worker.settings import KafkaSettings, ReplaySettings
 from tests.spark.lab import Lab
 
 NO_TOPIC = {TopicPartition("no-topic", 0): (0, 1)}
@@ -83,6 +88,62 @@ def test_i7_a_handler_in_a_process_of_its_own_is_imported_before_the_marker_is_c
     with pytest.raises(ConfigError, match=r"the executor on \S+: .*only_in_the_driver"):
         run_replay(lab.spark, job)
     assert files_of_probes(lab) == []
+
+
+# -- clocks
+
+
+class Executors:
+    """An application whose tasks run in this process, on hosts whose clocks differ from the driver's by `skews`. The
+    first round of the probe takes as long as `starts`, by the clock of the driver."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *skews: float, starts: float = 0.0) -> None:
+        self.skews, self.starts, self.rounds, self.now = skews, starts, 0, 1e9
+        monkeypatch.setattr("time.time", lambda: self.now)
+
+    def wait_for_executors(self, sleep: object) -> None:
+        """They are there."""
+
+    def executors(self) -> int:
+        return len(self.skews)
+
+    def ask(self, task: ProbeTask) -> list[tuple[object, ...]]:
+        self.now += self.starts if not self.rounds else 0.1
+        self.rounds += 1
+        return [(f"host-{n}", *next(task([0]))[1:4], self.now + skew) for n, skew in enumerate(self.skews)]
+
+
+def clocks(executors: Executors, folder: Path, most: float = 5.0) -> None:
+    settings = ReplaySettings(JOURNAL, False, Outcome.FAILED, None)
+    kafka = KafkaSettings({}, "read_committed")
+    probe.probe_executors(cast(Application, executors), str(folder), settings, kafka, False, most)
+
+
+@pytest.mark.parametrize(("skew", "words"), [(-600, "600 s behind"), (600, "600 s ahead of"), (-6, "6 s behind")])
+def test_an_executor_whose_clock_differs_by_more_than_a_few_seconds_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skew: float, words: str
+) -> None:
+    """By a clock ten minutes behind, each record in flight times out in its own turn, and no backoff waits."""
+    with pytest.raises(ConfigError, match=rf"executor on host-1 is at least {words} the driver's") as refused:
+        clocks(Executors(monkeypatch, 0, skew), tmp_path)
+    assert refused.value.key == "spark.max_clock_skew"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("skew", "most"), [(-4.9, 5), (4.9, 5), (-600, 700)])
+def test_a_clock_within_the_setting_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skew: float, most: float
+) -> None:
+    clocks(Executors(monkeypatch, skew), tmp_path, most)
+
+
+def test_executors_that_are_slow_to_start_hide_no_difference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    executors = Executors(monkeypatch, -9, starts=20)
+    with pytest.raises(ConfigError, match="9 s behind"):
+        clocks(executors, tmp_path)
+    slow = Executors(monkeypatch, 0, starts=20)
+    clocks(slow, tmp_path)
+    assert (executors.rounds, slow.rounds) == (2, 2)
 
 
 # -- files that tasks have named

@@ -40,8 +40,9 @@ def called(code: Any, handler: Any, tokens: bool = True, **settings: Any) -> Out
     signer = TokenSigner(b"k" * 16, "ledger", TurnId("shop", "live", 0, 1), ids) if tokens else None
     streams._load_once.cache_clear()
     replay = ReplaySettings(
-        path, False, Outcome.FAILED, NOON, tokens=signer, **{"in_flight_timeout": timedelta(seconds=30), **settings}
-    )
+        path, False, Outcome.FAILED, tokens=signer,
+        **{"now": NOON, "in_flight_timeout": timedelta(seconds=30), **settings},
+    )  # fmt: skip
     return load_call(replay, Tier.RECORD)(records_of([b"a", b"b"]))
 
 
@@ -52,6 +53,15 @@ def shown(outcomes: Outcomes) -> list[tuple[int, str, str | None, int | None]]:
         (o.row, o.outcome.value, o.error_class, None if o.due is None else (o.due - noon) // SECOND)
         for o in outcomes.not_acked
     ]
+
+
+def test_an_executor_whose_clock_is_behind_stamps_no_outcome_before_the_job_was_handed_out(code: Any) -> None:
+    """Its deadline would be over before the handler was called."""
+    handed_out = datetime.now(UTC) + timedelta(seconds=4)
+    outcomes = called(code, lambda record: InFlight(), now=None, not_before=handed_out)
+    least = int(handed_out.timestamp() * SECOND)
+    assert all(least <= time < least + 2000 for time in outcomes.handled_at.tolist())
+    assert [outcome.due for outcome in outcomes.not_acked] == [time + 30 * SECOND for time in outcomes.handled_at]
 
 
 def test_a_returned_in_flight_has_the_timeout_of_the_file_or_its_own(code: Any) -> None:

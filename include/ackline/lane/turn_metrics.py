@@ -27,6 +27,7 @@ from ackline.ledger.metrics import (
 )
 from ackline.ledger.offsets import LogBounds, TopicPartition
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
+from ackline.ledger.pending import microseconds_up
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
 from ackline.ledger.states import OPEN_SINCE, OPEN_TRANSACTION, Signals, is_behind, signals_after
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, is_backfill
@@ -56,6 +57,11 @@ def turn_outcomes(adapters: Adapters, plan: Plan, report: TurnReport | None) -> 
     # A range proves that what has no row succeeded or is a gap. First attempts at single offsets have no such proof, so
     # each of them needs its row.
     outcomes = adapters.store.outcomes_of(plan.turn, every_row=plan.reads_single_offsets)
+    # An executor's clock may be ahead of this one: nothing was handled after it was reported.
+    now = microseconds_up(adapters.now())
+    outcomes = replace(
+        outcomes, rows={tp: OutcomeColumns.of(rows).not_after(now) for tp, rows in outcomes.rows.items()}
+    )
     if report is None:
         return replace(outcomes, complete=plan.empty or TurnSettings(plan.settings).keeps_outcome_rows)
     if report.recorded:

@@ -37,7 +37,8 @@ class Chosen:
 
     ranges: tuple[OffsetRange, ...]
     offsets: tuple[OffsetRange, ...] = ()
-    """Offsets that were chosen by their outcome, as joined runs: pending from the start, and read exactly."""
+    """Offsets that were chosen by their outcome, or by time in many places, as joined runs: pending from the start, and
+    read exactly."""
 
     @property
     def every(self) -> tuple[OffsetRange, ...]:

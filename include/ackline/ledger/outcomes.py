@@ -235,6 +235,17 @@ class OutcomeColumns(Sequence[OutcomeRow]):
         """Whether each row ends or renews an attempt that was in flight."""
         return np.zeros(len(self), dtype=np.bool_) if self.answers is None else self.answers > 0
 
+    def not_after(self, time: int) -> "OutcomeColumns":
+        """Returns the rows with each attempt that was handled after `time`, in microseconds since 1970, as one that was
+        handled then: its deadline moves with it. Answers from outside and decisions stay as they are."""
+        late = np.where((self.attempts > 0) & ~self.answered, np.maximum(self.handled_at - time, 0), 0)
+        if not late.any():
+            return self
+        moved = self.where(np.arange(len(self)))
+        moved.handled_at = self.handled_at - late
+        moved.dues = None if self.dues is None else np.where(self.dues == NEVER, NEVER, self.dues - late)
+        return moved
+
     def with_outcome(self, outcome: Outcome) -> "OutcomeColumns":
         """Returns the rows with this outcome."""
         return self.where(self._has([result is outcome for result, _ in self.results]))

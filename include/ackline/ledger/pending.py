@@ -212,6 +212,11 @@ def microseconds(time: datetime | None) -> int:
     return NEVER if time is None else min((time - _EPOCH) // MICROSECOND, LATEST)
 
 
+def microseconds_up(time: datetime) -> int:
+    """Returns an aware time in microseconds since 1970, rounded up to a millisecond, as outcomes are stamped."""
+    return -(-microseconds(time) // 1000) * 1000
+
+
 def time_of(due: int) -> datetime | None:
     """Returns the time, in UTC, that is `due` microseconds after 1970; None for NEVER."""
     return None if due == NEVER else _EPOCH + timedelta(microseconds=due)

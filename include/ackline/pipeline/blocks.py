@@ -143,6 +143,7 @@ class SparkBlock(StrictBlock):
     python: str | None = Field(None, min_length=1)
     archives: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     encryption: Literal["required", "none"] = "required"
+    max_clock_skew: Duration = timedelta(seconds=5)
     conf: dict[SparkProperty, PropertyValue] = Field(default_factory=dict)
 
     @field_validator("archives")

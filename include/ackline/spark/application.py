@@ -26,7 +26,7 @@ from ackline.spark.settings import import_paths
 from ackline.worker.settings import Place, ReplayJob
 from ackline.worker.streams import Streams
 
-ProbeTask = Callable[[Iterable[int]], Iterator[tuple[str, str, str, int]]]
+ProbeTask = Callable[[Iterable[int]], Iterator[tuple[str, str, str, int, float]]]
 
 log = logging.getLogger(__name__)
 
@@ -297,10 +297,10 @@ class ServerApplication(Application):
 
             for _ in batches:
                 pass
-            host, problem, file, size = zip(*task([0]), strict=True)
-            yield pa.RecordBatch.from_pydict({"host": host, "problem": problem, "file": file, "size": size})
+            names = ("host", "problem", "file", "size", "time")
+            yield pa.RecordBatch.from_pydict(dict(zip(names, zip(*task([0]), strict=True), strict=True)))
 
-        schema = "host string, problem string, file string, size bigint"
+        schema = "host string, problem string, file string, size bigint, time double"
         with self.watched():
             rows = self.spark.range(_MAX_CORES).mapInArrow(answers, schema).collect()
         self._cores = len(rows)  # `cores` would need a job of its own

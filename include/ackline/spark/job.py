@@ -146,7 +146,7 @@ def _probe(application: Application, job: ReplayJob, handler: Handler | Streams)
     imports_handler = isinstance(handler, Streams) or tier_of(handler) is not Tier.COLUMN
     root = os.path.dirname(job.target.root.rstrip("/"))
     settings = replace(job.settings, place=application.place)
-    probe_executors(application, root, settings, job.kafka, imports_handler)
+    probe_executors(application, root, settings, job.kafka, imports_handler, job.max_clock_skew)
     _probed.add(application.id)
 
 

@@ -81,12 +81,14 @@ _SPARK_CAUSE = re.compile(r"(\[PYTHON_VERSION_MISMATCH\][^\n]*|Cannot run progra
 
 
 class Answer(NamedTuple):
-    """What a task of the probe found: its host, the reason why the executor is unfit, and the file that it wrote."""
+    """What a task of the probe found: its host, the reason why the executor is unfit, the file that it wrote, and the
+    time of its clock in seconds since 1970."""
 
     host: str
     problem: str
     file: str
     size: int
+    time: float
 
 
 def probe_executors(
@@ -95,10 +97,11 @@ def probe_executors(
     settings: ReplaySettings,
     kafka: KafkaSettings,
     imports_handler: bool,
+    max_clock_skew: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Checks versions, imports and files of the executors that are there, and that they share the folder `root`.
-    `imports_handler` is False for a column handler: it runs in the JVM, so executors need not import it. Raises
+    """Checks versions, imports, files and clocks of the executors that are there, and that they share the folder
+    `root`. `imports_handler` is False for a column handler: it runs in the JVM, so executors need not import it. Raises
     ConfigError with the host and the cause, and what Spark's job raises. Leaves no file behind."""
     application.wait_for_executors(sleep)
     files = {name: str(kafka.properties[name]) for name in _FILES if name in kafka.properties}
@@ -109,14 +112,18 @@ def probe_executors(
         with folder_errors(root):
             folder.write_first(token, b"driver")
         task = _probe_task(_versions(), pickle.dumps((settings, imports_handler)), files, folder.uri, token)
-        for _ in range(_ROUNDS):
-            executors = application.executors()
+        for number in range(_ROUNDS):
+            executors, asked = application.executors(), time.time()
             try:
-                answers += [Answer(*row) for row in application.ask(task)]
+                found = [Answer(*row) for row in application.ask(task)]
             except (PySparkException, Py4JError) as error:
                 raise _error_of_probe(error) from None
-            _check(answers)
-            if application.executors() <= executors:
+            answers += found
+            _check(found)
+            _check_clocks(found, asked, time.time(), max_clock_skew)
+            # The first tasks of an executor start its Python, which hides a difference as large as that takes.
+            was_slow = number == 0 and time.time() - asked > max_clock_skew
+            if application.executors() <= executors and not was_slow:
                 break
         wait_until_sized(folder.uri, {answer.file: answer.size for answer in answers})
     finally:
@@ -141,6 +148,22 @@ def _check(answers: Iterable[Answer]) -> None:
         raise ConfigError(f"the executors can't run this pipeline, and no record was handed out: {hosts}")
 
 
+def _check_clocks(answers: Iterable[Answer], asked: float, answered: float, most: float) -> None:
+    """Raises ConfigError if a clock was more than `most` seconds before or after the driver's, which has had the times
+    `asked` and `answered` around the answers. By a clock that is behind, a record in flight times out at once and no
+    backoff waits; by one that is ahead, both last too long."""
+    for answer in answers:
+        behind, ahead = asked - answer.time, answer.time - answered
+        if max(behind, ahead) > most:
+            where = f"{behind:,.0f} s behind" if behind > 0 else f"{ahead:,.0f} s ahead of"
+            raise ConfigError(
+                f"the clock of the executor on {answer.host} is at least {where} the driver's, more than "
+                f"`spark.max_clock_skew` allows ({most:g} s), and no record was handed out: deadlines and backoffs "
+                f"would be wrong. Set the clocks of both hosts by NTP",
+                key="spark.max_clock_skew",
+            )
+
+
 def _error_of_probe(error: Exception) -> AcklineError:
     """Returns ConfigError with host and cause for an executor whose Python does not get as far as the probe. It may
     quote Spark's text, because the probe holds no record."""
@@ -160,10 +183,11 @@ def _probe_task(
 ) -> ProbeTask:
     """Returns the probe's task. It imports everything itself, so that it can report what does not import."""
 
-    def probe(parts: Iterable[int]) -> Iterator[tuple[str, str, str, int]]:
+    def probe(parts: Iterable[int]) -> Iterator[tuple[str, str, str, int, float]]:
         import importlib
         import pickle
         import socket
+        import time
         import uuid
 
         content = b"executor"
@@ -205,6 +229,6 @@ def _probe_task(
             except Exception as error:
                 text = str(error) if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
                 answer = (socket.gethostname(), text, "", 0)
-            yield answer
+            yield *answer, time.time()
 
     return probe

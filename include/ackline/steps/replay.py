@@ -88,6 +88,7 @@ def job_of(adapters: Adapters, plan: Plan) -> "ReplayJob":
         fresh={tp: planned.fresh for tp, planned in plan.partitions.items() if planned.fresh},
         retries={tp: planned.retries for tp, planned in plan.partitions.items() if planned.retries},
         max_rate=adapters.pipeline.max_rate,
+        max_clock_skew=adapters.pipeline.spark.max_clock_skew.total_seconds(),
     )
 
 
@@ -103,6 +104,7 @@ def replay_settings(
         deliver_tombstones=pipeline.tombstones == "deliver",
         on_failure=Outcome.FAILED if pipeline.guarantee.retries else Outcome.DROPPED,
         now=adapters.fixed_now,
+        not_before=adapters.now(),
         once=pipeline.guarantee.claims,
         record_outcomes=keeps_rows,
         isolated=pipeline.isolated,

@@ -80,7 +80,8 @@ class _Handlers:
         assert replay.topology is not None
         self._steps = {step.number: step for step in replay.topology.steps}
         steps = load_steps(replay.topology)
-        self._calls = TreeCalls(replay.topology, steps, program.topic_partitions, outcome_clock(replay.now))
+        clock = outcome_clock(replay.now, replay.not_before)
+        self._calls = TreeCalls(replay.topology, steps, program.topic_partitions, clock)
         self._call_source = load_call(replay, program.tier, observer, self._returning) if program.source else None
 
     def respond(self, request: Records | StepCalls) -> Outcomes | None:

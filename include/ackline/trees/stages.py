@@ -262,7 +262,8 @@ class StepRun:
         with naming_host():
             tps, targets = settings.topic_partitions, settings.replay.outputs
             self._outputs = None if targets is None else OutputRows(targets, tps)
-            self._trees = tree_calls(settings, outcome_clock(settings.replay.now), self._outputs, step.number)
+            clock = outcome_clock(settings.replay.now, settings.replay.not_before)
+            self._trees = tree_calls(settings, clock, self._outputs, step.number)
         self._outbox = Outbox()
         self._progress = TaskProgress(settings.progress, step.number, str(part_of_task()))
         self._rest: list[pa.RecordBatch] = []

@@ -13,7 +13,8 @@ import pyarrow as pa
 from ackline.errors import AcklineError
 from ackline.handler import Dead, Skip
 from ackline.ledger.offsets import Bools
-from ackline.ledger.outcomes import UNIX_EPOCH, ErrorClass, Outcome
+from ackline.ledger.outcomes import ErrorClass, Outcome
+from ackline.ledger.pending import microseconds_up
 from ackline.scrub import place_of_error, scrub, words_of_error
 from ackline.worker.records import Int64s, Records
 
@@ -128,12 +129,14 @@ def present_witness() -> Witness | None:
     return _witness
 
 
-def outcome_clock(now: datetime | None) -> Clock:
-    """Returns the clock of outcomes: the executor's, or one that stands still at `now`."""
+def outcome_clock(now: datetime | None, not_before: datetime | None = None) -> Clock:
+    """Returns the clock of outcomes: the executor's, or one that stands still at `now`. The executor's may be behind
+    that of the driver, and then counts as `not_before`: an attempt before its due time, or a deadline that has passed
+    before the handler was called, would be wrong."""
     if now is None:
-        return lambda: -(-time_ns() // 1_000_000) * 1000
-    since = now - UNIX_EPOCH
-    fixed = -(-(since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds) // 1000) * 1000
+        first = 0 if not_before is None else microseconds_up(not_before)
+        return lambda: max(-(-time_ns() // 1_000_000) * 1000, first)
+    fixed = microseconds_up(now)
     return lambda: fixed
 
 

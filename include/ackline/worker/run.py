@@ -102,7 +102,7 @@ class TaskRun:
         self._source = source
         settings.replay.enter()
         self._settings = settings
-        self._clock = outcome_clock(settings.replay.now)
+        self._clock = outcome_clock(settings.replay.now, settings.replay.not_before)
         files = OutcomeFiles if settings.replay.record_outcomes else OutcomeCounter
         secret = settings.replay.key_hash_secret
         self._key_hash = None if secret is None else key_hash(secret)

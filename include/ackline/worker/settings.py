@@ -160,6 +160,8 @@ class ReplaySettings:
     """The outcome of a failure: FAILED, or DROPPED under a guarantee that never retries."""
     now: datetime | None
     """The time of all outcomes; None means the executor's clock."""
+    not_before: datetime | None = None
+    """When the driver has handed the job out, by its clock: the time of an outcome at least."""
     once: bool = False
     """A Spark task that failed is not tried again, because it may have handled its records."""
     record_outcomes: bool = True
@@ -281,6 +283,8 @@ class ReplayJob:
     """How many tuples the busiest step got for each record in the turn before; None if that is not known."""
     folder: TaskFolder | None = None
     """Where the tasks prove that they may start, if it is open already: at most once, before the turn is claimed."""
+    max_clock_skew: float = 5.0
+    """Seconds that the clock of an executor may differ from the driver's."""
     progress: str | None = None
     """Where the tasks write how much they have handled; None if no run shows it."""
 

@@ -305,7 +305,7 @@ def load_call(
     handler = _load_once(settings.handler, settings.translation, emits, in_flight)
     if wrap is not None:
         handler = handler.with_wrapped_handlers(wrap) if isinstance(handler, Streams) else wrap(handler)
-    clock = outcome_clock(settings.now)
+    clock = outcome_clock(settings.now, settings.not_before)
     use_in_flight_settings(settings)
     return lambda records: call_handler(handler, tier, records, clock, settings.deliver_tombstones, observer, is_full)
 
