@@ -55,16 +55,13 @@ def test_a_partition_that_the_pipeline_does_not_read_is_refused(text: str) -> No
         asked(text)
 
 
-def test_a_time_chooses_from_its_first_record_up_to_the_first_one_at_the_end() -> None:
-    ranges = asked_ranges([], LOGS)
-    assert narrowed_by_time(ranges, LOGS, {A: 7, B: None}, {A: 9, B: 4}) == {A: (OffsetRange(7, 9),)}
-    assert narrowed_by_time(ranges, LOGS, {A: 0, B: 4}, None) == {A: (OffsetRange(5, 20),), B: (OffsetRange(4, 10),)}
-    assert narrowed_by_time(ranges, LOGS, None, {A: None, B: 0}) == {A: (OffsetRange(5, 20),)}
-
-
 def test_a_time_narrows_explicit_offsets_and_leaves_out_what_retention_took() -> None:
     ranges = asked_ranges([RangeArgument("orders", 0, OffsetRange(0, 8))], LOGS)
-    assert narrowed_by_time(ranges, LOGS, {A: 5}, None) == {A: (OffsetRange(5, 8),)}
+    assert narrowed_by_time(ranges, LOGS, LOGS, {A: [OffsetRange(5, 20)]}) == {A: (OffsetRange(5, 8),)}
+    unbound = {A: LogBounds(0, 30)}
+    assert narrowed_by_time(ranges, LOGS, unbound, {A: [OffsetRange(7, 9)]}) == {
+        A: (OffsetRange(0, 5), OffsetRange(7, 8))
+    }
 
 
 @given(RANGES, RANGES)

@@ -242,7 +242,7 @@ def test_a_reader_may_be_left_early_and_used_again(broker: Broker, reader: Exact
     tp = TopicPartition(name, 0)
     results = reader.read({tp: [1, 500, 900]})
     assert answers([next(results)]) == values([1])
-    results.close()  # type: ignore[attr-defined]
+    results.close()
     assert answers(reader.read({tp: [0, 2, 999]})) == values([0, 2, 999])
     assert answers(reader.read({})) == []
 

@@ -15,21 +15,21 @@ CEILINGS = {
     "ledger": 3_793,
     "pipeline": 3_319,
     "forms": 1_002,
-    "kafka": 2_812,
+    "kafka": 2_829,
     "delta": 2_796,
     "tables": 2_447,
     "audit": 1_157,
     "worker": 3_266,
     "trees": 4_362,
     "spark": 3_018,
-    "lane": 2_744,
+    "lane": 2_990,
     "outputs": 2_051,
     "in_flight": 511,
     "dead_letters": 207,
     "steps": 1_664,
-    "actions": 1_965,
+    "actions": 1_981,
     "answers": 1_676,
-    "backfill": 1_136,
+    "backfill": 1_158,
     "airflow": 2_513,
     "ui": 2_505,
     "local": 2_262,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_420
-TESTS_CEILING = 67_912
+PACKAGE_CEILING = 55_721
+TESTS_CEILING = 68_150
 
 
 def lines(files: "list[Path]") -> int:

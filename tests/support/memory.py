@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from confluent_kafka import TIMESTAMP_CREATE_TIME
+
 from ackline.handler import InFlight, Record
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.offsets import TopicPartition
@@ -252,6 +254,8 @@ class World:
         self.tables = MemoryTables()
         self.history: list[HandlerCall | ArrivedLetter | TableCommit | GroupCommit] = []
         self.faults = Faults()
+        self.timestamp_type = TIMESTAMP_CREATE_TIME
+        """Whether producers or the broker stamp the records, as Kafka's client names it."""
         self.code = ""
         """The code that each process runs, as `ackline.lane.code` names it."""
         self.handle: Callable[[Record], InFlight | None] = handle_by_orders

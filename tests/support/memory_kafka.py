@@ -1,6 +1,6 @@
 """The Kafka adapters of a `World`: cluster, consumer group, exact reader and dead-letter sender."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from confluent_kafka import OFFSET_INVALID, Message
@@ -28,9 +28,6 @@ from tests.support.memory import (
     next_fault,
     no_hook,
 )
-
-CREATE_TIME = 1
-"""Kafka's code for a timestamp that the producer has set."""
 
 
 class MemoryCluster(Cluster):
@@ -195,7 +192,7 @@ class MemoryReader(ExactReader):
         """Always 0: bytes are not measured."""
         return 0
 
-    def read(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> Iterator[Found | Gone]:
+    def read(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> Generator[Found | Gone]:
         partitions = {tp: offsets for tp, offsets in sorted(wanted.items()) if offsets}
         bounds = MemoryCluster(self.world, self.isolation, self._hook).bounds(partitions)
         for tp, offsets in partitions.items():
@@ -220,7 +217,7 @@ class MemoryReader(ExactReader):
         self._count += 1
         message = Message(
             topic=tp.topic, partition=tp.partition, offset=offset, key=record.key, value=record.value,
-            headers=list(record.headers), timestamp=(CREATE_TIME, record.timestamp),
+            headers=list(record.headers), timestamp=(self.world.timestamp_type, record.timestamp),
         )  # fmt: skip
         return Found(message, tp, offset)
 

@@ -44,6 +44,8 @@ class PreparedAction:
     before: Settlement
     older_copies: Mapping[str, str] = field(default_factory=dict)
     not_committed: str | None = None
+    notes: tuple[str, ...] = ()
+    """Sentences about a target that is a time, in a log that is not in the order of its timestamps."""
 
 
 def prepare_action(

@@ -7,13 +7,13 @@ request means for the lane as it is now: where each partition goes, or which pen
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
 import numpy as np
 
-from ackline.actions.actions import perform_action, prepare_action
+from ackline.actions.actions import PreparedAction, perform_action, prepare_action
 from ackline.actions.adopt_ledger import adopt_ledger, prepare_adoption
 from ackline.actions.form import GIVE_UP, PAUSE, REASON, Action, ActionRequest, check_entered, request_of
 from ackline.actions.objects import JsonObject
@@ -36,6 +36,7 @@ from ackline.forms.arguments import Destination
 from ackline.forms.form import Entered
 from ackline.lane.adapters import Adapters
 from ackline.lane.plans import LetGo, Targets
+from ackline.lane.times import stamped_before
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind, PendingRuns
 from ackline.ledger.turns import Settlement, TurnId, TurnKind
@@ -77,10 +78,12 @@ class _OnLane(OperatorAction):
     """retry, skip, reset, pause, resume."""
 
     request: ActionRequest
+    notes: tuple[str, ...] | None = None
+    """What `preview` has found of the time that partitions are moved to."""
 
     def preview(self, adapters: Adapters) -> Report:
         targets = partial(choose_targets, adapters, self.request)
-        action = prepare_action(adapters, self.request.kind, targets, self.reason)
+        action = self._noted(adapters, prepare_action(adapters, self.request.kind, targets, self.reason))
         self.shown = action.plan.turn
         return Report(action_text(action, done=False), action_object(action, dry_run=True))
 
@@ -88,8 +91,17 @@ class _OnLane(OperatorAction):
         turn = self.shown if as_shown else None
         targets = partial(choose_targets, adapters, self.request)
         done = perform_action(adapters, self.request.kind, targets, self.reason, turn)
+        done = self._noted(adapters, done)
         texts = [_with_commit(text, done.not_committed) for text in (action_text(done, done=True), done_text(done))]
         return Report(texts[0], action_object(done, dry_run=False), texts[1])
+
+    def _noted(self, adapters: Adapters, action: PreparedAction) -> PreparedAction:
+        """Returns the action with what is out of order behind its targets, if they are of a time."""
+        if self.notes is None and isinstance(self.request.to, datetime):
+            logs = {tp: row.log._replace(start=row.fresh.start) for tp, row in action.plan.partitions.items()}
+            found = stamped_before(adapters, logs, self.request.to)
+            self.notes = tuple(f"{tp}: {note}." for tp, note in sorted(found.items()))
+        return replace(action, notes=self.notes or ())
 
 
 @dataclass(slots=True)

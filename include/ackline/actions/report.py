@@ -61,7 +61,7 @@ class TurnOfOperator(JsonObject):
 class ActionObject(TurnOfOperator):
     """An action: its turn, its actor and reason, and what it changes. A dry run has the same keys and counts."""
 
-    left_out = frozenset({"older_copies"})
+    left_out = frozenset({"older_copies", "notes"})
     kind: str
     reason: str
     actor: str
@@ -72,6 +72,8 @@ class ActionObject(TurnOfOperator):
     older_copies: dict[str, str] | None = None
     """Of a reset or an adoption: the output tables that are older copies, or ahead of the ledger, and why. Left out
     where there are none."""
+    notes: tuple[str, ...] | None = None
+    """Sentences about a target that is a time, in a log that is not in the order of its timestamps."""
     dry_run: bool
     not_committed: str | None = None
 
@@ -164,7 +166,7 @@ def action_object(action: PreparedAction, dry_run: bool) -> ActionObject:
     return ActionObject(
         **_turn(plan.turn), kind=plan.kind.value, reason=plan.reason, actor=plan.actor,
         partitions=tuple(changes.values()), **totals(changes), older_copies=dict(action.older_copies) or None,
-        dry_run=dry_run, not_committed=action.not_committed,
+        notes=action.notes or None, dry_run=dry_run, not_committed=action.not_committed,
     )  # fmt: skip
 
 
@@ -185,7 +187,7 @@ def action_text(action: PreparedAction, done: bool) -> str:
     if same:
         state = "paused" if plan.kind.pauses else "read"
         lines.append(f"  {counted(len(same), 'partition')} {'is' if len(same) == 1 else 'are'} {state} already")
-    return "\n".join([*lines, *totals_lines(changes, done), *_older_copies(action)])
+    return "\n".join([*lines, *totals_lines(changes, done), *action.notes[:SHOWN], *_older_copies(action)])
 
 
 def _older_copies(action: PreparedAction) -> list[str]:

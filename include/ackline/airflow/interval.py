@@ -82,7 +82,7 @@ class Interval:
 
     @property
     def arguments(self) -> BackfillArguments:
-        """What the backfill reads: from the first record at or after the start to the first one at or after the end."""
+        """What the backfill reads: the records that are stamped in the interval."""
         return BackfillArguments(since=self.start.isoformat(), until=self.end.isoformat())
 
     def __str__(self) -> str:
@@ -258,6 +258,8 @@ class IntervalPlan:
 
         choice = choose_offsets(adapters, self.interval.arguments)
         self._warn_of_retention(adapters, choice)
+        for note in choice.notes:
+            self.task.log.warning("%s", note)
         offsets, above = choice.offsets, adapters.pipeline.backfill.confirm_above
         confirmed = self.context["params"].get("confirm_offsets") or 0
         if offsets > max(above, confirmed):

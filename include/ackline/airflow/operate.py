@@ -39,7 +39,6 @@ from ackline.forms.form import (
     NUMBER,
     PARTITIONS,
     RUN_FIELDS,
-    TABLE_GONE,
     TOPICS,
     Field,
     FieldType,
@@ -117,8 +116,7 @@ def run_params(pipeline: Pipeline) -> dict[str, Param]:
         MAX_RECORDS: {"maximum": limit, "help": f"{MAX_RECORDS.help} Empty: {limit:,}, as in the file."},
         INTERVAL_OFFSETS: {"help": f"{INTERVAL_OFFSETS.help} Empty: {above:,}, the file's `backfill.confirm_above`."},
     }
-    sections = {"Output tables": [TABLE_GONE], "Only for Airflow's own backfill": [INTERVAL_OFFSETS]}
-    return params_of(RUN_FIELDS, changed, sections)
+    return params_of(RUN_FIELDS, changed, {"Only for Airflow's own backfill": [INTERVAL_OFFSETS]})
 
 
 _SECTIONS: Sections = {

@@ -5,11 +5,14 @@ The rules at the top are pure: they take the logs as they are. `choose_offsets` 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache, partial
 
 from ackline.errors import ConfigError, did_you_mean
 from ackline.forms.arguments import LAST, BackfillArguments, RangeArgument, parse_range
 from ackline.lane.adapters import Adapters
+from ackline.lane.rights import check_rights_to_read
+from ackline.lane.times import OfTimes, notes_of, of_times
 from ackline.ledger.account import Chosen, chosen_of
 from ackline.ledger.offsets import (
     NO_RANGES,
@@ -69,24 +72,33 @@ def _in_log(tp: TopicPartition, offsets: OffsetRange | None, log: LogBounds) -> 
 def narrowed_by_time(
     asked: Mapping[TopicPartition, Sequence[OffsetRange]],
     logs: Mapping[TopicPartition, LogBounds],
-    first: Mapping[TopicPartition, int | None] | None,
-    end: Mapping[TopicPartition, int | None] | None,
+    bounds: Mapping[TopicPartition, LogBounds],
+    of_times: Mapping[TopicPartition, Sequence[OffsetRange]],
 ) -> dict[TopicPartition, tuple[OffsetRange, ...]]:
-    """Returns the part of the ranges from the first record at `--from` to the first one at `--to`, clipped to the log.
-
-    `first` and `end` hold the offsets of these records, None where a partition has no such record; they are None if the
-    option was not given. Without a record at `--to`, the part ends at the log end.
-    """
+    """Returns the part of the ranges that `of_times` holds of each log, and what is outside of the log in `bounds`: the
+    time of a record that is gone is unknown."""
     narrowed = {}
     for tp, ranges in asked.items():
-        low, high = logs[tp].start, logs[tp].end
-        if first is not None:
-            at = first.get(tp)
-            low = high if at is None else max(low, at)
-        if end is not None and (at := end.get(tp)) is not None:
-            high = min(high, at)
-        narrowed[tp] = tuple(clipped(ranges, low, high))
+        log, bound = logs[tp], bounds[tp]
+        allowed = [OffsetRange(bound.start, log.start), *of_times[tp], OffsetRange(log.end, bound.end)]
+        narrowed[tp] = ranges_of(intersect(arrays_of(joined(ranges)), arrays_of(joined(allowed)))[:2])
     return {tp: ranges for tp, ranges in narrowed.items() if ranges}
+
+
+def _looked_up(
+    adapters: Adapters,
+    asked: Mapping[TopicPartition, Sequence[OffsetRange]],
+    logs: "Logs",
+    since: datetime | None,
+    until: datetime | None,
+) -> dict[TopicPartition, OfTimes]:
+    """Returns which offsets of the logs are of the times, from the first asked offset to the last one."""
+    check_rights_to_read(adapters, {tp.topic for tp in asked})
+    around = {}
+    for tp, ranges in asked.items():
+        low = min(max(ranges[0].start, logs[tp].start), logs[tp].end)
+        around[tp] = LogBounds(low, max(low, min(ranges[-1].end, logs[tp].end)))
+    return of_times(adapters, around, since, until)
 
 
 def newest_outcomes(epochs: Iterable[tuple[Ranges, Ranges]]) -> list[Ranges]:
@@ -102,6 +114,8 @@ def newest_outcomes(epochs: Iterable[tuple[Ranges, Ranges]]) -> list[Ranges]:
 
 
 Logs = Mapping[TopicPartition, LogBounds]
+MOST_RANGES = 16
+"""Ranges of a partition that a choice by time reads whole. More are read offset by offset, as one by outcome is."""
 
 BY_RETENTION, IN_OLDER_TOPIC, BEYOND_END = "retention", "an older topic", "beyond the log end"
 """Why an offset is gone: it is below the log start; the topic was created again; the log was truncated."""
@@ -134,6 +148,8 @@ class Choice:
     acked_before: Callable[[], int]
     of_epochs: Mapping[int, int]
     """How many of the offsets are chosen by an outcome of which epoch, the newest first; empty without outcomes."""
+    notes: tuple[str, ...] = ()
+    """Sentences about a choice by time in logs that are out of order, or too long to be looked at whole."""
 
     @property
     def offsets(self) -> int:
@@ -147,32 +163,34 @@ def choose_offsets(adapters: Adapters, arguments: BackfillArguments) -> Choice:
     since, until = arguments.times(adapters.now())
     topic_ids, logs = _readable_logs(adapters)
     ranges = [parse_range(text) for text in arguments.ranges]
-    firsts = adapters.cluster.offsets_at(logs, since) if since is not None else None
-    ends = adapters.cluster.offsets_at(logs, until) if until is not None else None
-    open_ends = {tp: logs[tp].end for tp, offset in (ends or {}).items() if offset is None}
-    older: RangesByPartition = {}
-    by_epoch: dict[int, RangesByPartition] = {}
+    bounds = logs
     if arguments.by_outcome:
         # An offset that retention took has a row all the same. It is chosen, and becomes `expired`, unless a time
         # excludes it: the time of a record that is gone is unknown.
-        bounds = logs if since is not None else {tp: LogBounds(0, log.end) for tp, log in logs.items()}
-        open_bounds = {tp: bound._replace(end=LAST) for tp, bound in bounds.items()} if ends is None else bounds
-        asked = narrowed_by_time(asked_ranges(ranges, open_bounds), open_bounds, firsts, ends)
+        low, high = {"start": 0} if since is None else {}, {"end": LAST} if until is None else {}
+        bounds = {tp: log._replace(**low, **high) for tp, log in logs.items()}
+    asked, looked_up = asked_ranges(ranges, bounds), dict[TopicPartition, OfTimes]()
+    if since is not None or until is not None:
+        looked_up = _looked_up(adapters, asked, logs, since, until)
+        asked = narrowed_by_time(asked, logs, bounds, {tp: of.chosen for tp, of in looked_up.items()})
+    open_ends = {tp: logs[tp].end for tp, of in looked_up.items() if of.open_end}
+    older: RangesByPartition = {}
+    by_epoch: dict[int, RangesByPartition] = {}
+    if arguments.by_outcome:
         matching, older, by_epoch = _by_outcome(adapters, arguments, topic_ids, asked)
         partitions = {tp: Chosen((), tuple(clipped(runs, 0, logs[tp].end))) for tp, runs in matching.items()}
     else:
-        asked = asked_ranges(ranges, logs)
-        if since is not None or until is not None:
-            asked = narrowed_by_time(asked, logs, firsts, ends)
         matching = {tp: list(of_tp) for tp, of_tp in asked.items()}
-        partitions = {tp: Chosen(of_tp) for tp, of_tp in asked.items()}
+        # A turn reads one range of a partition, so many short ones would cost a Spark job each.
+        scattered = looked_up and any(len(of_tp) > MOST_RANGES for of_tp in asked.values())
+        partitions = {tp: Chosen((), of_tp) if scattered else Chosen(of_tp) for tp, of_tp in asked.items()}
     chosen = {tp: of for tp, of in sorted(partitions.items()) if of.every}
     gone = list(_gone(matching, older, logs))
     open_ends = {tp: end for tp, end in open_ends.items() if tp in chosen}
     acked_before = cache(partial(_acked_before, adapters, chosen, topic_ids))
     of_epochs = {epoch: _count_in(chosen, ranges) for epoch, ranges in by_epoch.items()}
     of_epochs = {epoch: number for epoch, number in of_epochs.items() if number}
-    return Choice(chosen, topic_ids, logs, gone, open_ends, acked_before, of_epochs)
+    return Choice(chosen, topic_ids, logs, gone, open_ends, acked_before, of_epochs, notes_of(looked_up))
 
 
 def _count_in(chosen: Mapping[TopicPartition, Chosen], ranges: RangesByPartition) -> int:

@@ -63,7 +63,7 @@ class OpenEndObject(PartitionObject):
 class PreparedObject(AccountObject):
     """A lane before anything of it is read, and what its choice has found; nothing for a lane that has begun."""
 
-    left_out = frozenset({"of_epochs"})
+    left_out = frozenset({"of_epochs", "notes"})
     dry_run: bool
     gone: tuple[GoneObject, ...] = ()
     open_end: tuple[OpenEndObject, ...] = ()
@@ -71,6 +71,8 @@ class PreparedObject(AccountObject):
     """How many of the offsets an earlier backfill has acked."""
     of_epochs: dict[str, int] | None = None
     """How many of the offsets were chosen by an outcome of which epoch; None if they were not chosen by outcome."""
+    notes: tuple[str, ...] | None = None
+    """Sentences about a choice by time in logs that are out of order, or too long to be looked at whole."""
 
 
 class BackfillObject(AccountObject):
@@ -119,6 +121,7 @@ def prepared_object(lane: str, epoch: int, account: Account, choice: Choice | No
         open_end=tuple(OpenEndObject(topic=tp.topic, partition=tp.partition, end=end) for tp, end in ends),
         acked_before=choice.acked_before(),
         of_epochs={str(epoch): number for epoch, number in choice.of_epochs.items()} or None,
+        notes=choice.notes or None,
     )
 
 
@@ -137,7 +140,8 @@ def backfill_object(backfill: Backfill) -> BackfillObject:
 def choice_text(name: str, backfill_id: str, choice: Choice, confirm_above: int) -> str:
     """Returns what a new backfill would do, for a person."""
     if not choice.partitions:
-        return "\n".join([f"Nothing matches: backfill {backfill_id} of {name} would read no offset.", *_gone(choice)])
+        nothing = f"Nothing matches: backfill {backfill_id} of {name} would read no offset."
+        return "\n".join([nothing, *_gone(choice), *choice.notes])
     what = f"{counted(choice.offsets, 'offset')} of {counted(len(choice.partitions), 'partition')}"
     lines = [f"Backfill {backfill_id} of {name} would read {what} again:"]
     lines += _ranges({tp: chosen.every for tp, chosen in choice.partitions.items()})
@@ -146,7 +150,7 @@ def choice_text(name: str, backfill_id: str, choice: Choice, confirm_above: int)
         lines.append(f"Chosen by the newest outcome that each offset has: {numbers}.")
     for tp, end in sorted(choice.open_ends.items()):
         lines.append(f"{tp} has no record at or after --to yet: it is read up to its log end, {end}.")
-    lines += _gone(choice)
+    lines += [*_gone(choice), *choice.notes]
     if acked := choice.acked_before():
         lines.append(f"{acked:,} of them {'was' if acked == 1 else 'were'} acked by an earlier backfill.")
     if choice.offsets > confirm_above:

@@ -248,7 +248,7 @@ def _genesis_row(adapters: Adapters, choice: Choice, tp: TopicPartition, chosen:
         choice.topic_ids[tp.topic],
         state.floor,
         state,
-        evidence="chosen by outcome" if chosen.offsets else "chosen by range",
+        evidence="chosen one by one" if chosen.offsets else "chosen by range",
         leader_epoch=choice.logs[tp].leader_epoch,
         ranges=chosen.ranges,
     )

@@ -82,6 +82,12 @@ _Offsets = dict[TopicPartition, Any]
 T = TypeVar("T")
 
 
+def milliseconds_of(time: datetime) -> int:
+    """Returns the lowest timestamp of a record that is at or after `time`: a request to Kafka and a comparison with
+    records mean the same."""
+    return max(0, ceil(time.timestamp() * 1000))  # to Kafka, a negative timestamp is not a time
+
+
 class _LeaderMoving(TransientError):
     """The client's view of brokers and leaders is out of date, or a partition has no leader."""
 
@@ -230,8 +236,7 @@ class Cluster(Closing):
 
         Raises as `bounds` does.
         """
-        # To Kafka, a negative timestamp is not a time.
-        return self.offsets_since(partitions, max(0, ceil(time.timestamp() * 1000)))
+        return self.offsets_since(partitions, milliseconds_of(time))
 
     def offsets_since(
         self, partitions: Iterable[TopicPartition], milliseconds: int

@@ -9,7 +9,7 @@ each; it reads through offsets that are close together, and through long close s
 throughput.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from ackline.kafka.clients import Closing
@@ -53,7 +53,7 @@ class ExactReader(Closing):
         """Bytes received from the brokers so far. Call it between reads, while open."""
         return sum(fetcher.refreshed_statistics().bytes for fetcher in self._fetchers.values())
 
-    def read(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> Iterator[Found | Gone]:
+    def read(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> Generator[Found | Gone]:
         """Yields one answer for each offset of `wanted` (ascending in each partition), in order within its partition.
 
         Lazy, with bounded memory; partitions alternate. Raises FatalError for an offset beyond the log's end (the last

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import (
+    TIMESTAMP_LOG_APPEND_TIME,
+    TIMESTAMP_NOT_AVAILABLE,
+    KafkaError,
+    KafkaException,
+    Message,
+)
 from confluent_kafka import TopicPartition as ClientPartition
 
 from ackline.errors import AcklineError, FatalError, TransientError
@@ -69,6 +75,12 @@ class Found:
     message: Message
     topic_partition: TopicPartition
     offset: int
+
+    @property
+    def timestamp(self) -> tuple[int, bool]:
+        """The record's timestamp in milliseconds since 1970, -1 if it has none, and whether the broker has set it."""
+        kind, milliseconds = self.message.timestamp()
+        return -1 if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds, kind == TIMESTAMP_LOG_APPEND_TIME
 
 
 @dataclass(frozen=True, slots=True)

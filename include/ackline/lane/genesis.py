@@ -3,6 +3,7 @@
 Decided once, because the answer changes: "latest" of a later run would pass over records that came meanwhile (S54).
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from ackline.errors import FatalError, NewerCommit
 from ackline.lane.adapters import Adapters
 from ackline.lane.log_checks import KafkaView
 from ackline.lane.plans import new_plan
+from ackline.lane.times import stamped_before
 from ackline.lane.ways_out import ledger_advice
 from ackline.ledger.commit_rule import CommitMetadata, Committed, is_of_ledger, is_of_pipeline
 from ackline.ledger.fold import PartitionState
@@ -19,16 +21,23 @@ from ackline.pipeline.blocks import KafkaBlock
 
 InitialPosition = tuple[int, str]
 """An offset, and the evidence for it, which the settlement stores."""
+_BY_TIME = "first since"
+_log = logging.getLogger(__name__)
 
 
 def genesis_partitions(
-    adapters: Adapters, newest: Settlement | None, view: KafkaView, adopts_ledger: bool = False
+    adapters: Adapters,
+    newest: Settlement | None,
+    view: KafkaView,
+    adopts_ledger: bool = False,
+    to_store: bool = False,
 ) -> dict[TopicPartition, SettledPartition]:
     """Returns the subscribed partitions that are not in the lane yet, each settled at its initial position.
 
     With `adopts_ledger`, any commit of the group decides, whatever `start` is; without a commit, the log start.
-    Leaves out a partition without a leader, unless the group's commit decides where it starts. Raises FatalError if the
-    group's commit is beyond the log's end.
+    Leaves out a partition without a leader, unless the group's commit decides where it starts. With `to_store`, looks
+    whether records after a start by time are stamped before it, and says so in a warning and in the evidence: that may
+    take a minute, once a partition. Raises FatalError if the group's commit is beyond the log's end.
     """
     lane = newest.partitions if newest else {}
     known_topics = {tp.topic for tp in lane}
@@ -58,6 +67,21 @@ def genesis_partitions(
             evidence=evidence,
             leader_epoch=log.leader_epoch if log is not None else None,
         )
+    return _with_times(adapters, genesis, view) if to_store else genesis
+
+
+def _with_times(
+    adapters: Adapters, genesis: dict[TopicPartition, SettledPartition], view: KafkaView
+) -> dict[TopicPartition, SettledPartition]:
+    """Returns the partitions with what is out of order behind a start by time as a part of their evidence."""
+    time, logs = adapters.pipeline.start_timestamp, dict[TopicPartition, LogBounds]()
+    for tp, settled in genesis.items():
+        log = view.bounds[tp]
+        if time is not None and log is not None and (settled.evidence or "").startswith(_BY_TIME):
+            logs[tp] = log._replace(start=settled.state.complete_to)
+    for tp, note in (stamped_before(adapters, logs, time) if time is not None else {}).items():
+        genesis[tp] = replace(genesis[tp], evidence=f"{genesis[tp].evidence}; {note}")
+        _log.warning("%s: %s", tp, note)
     return genesis
 
 
@@ -138,7 +162,7 @@ def _initial_position_by_log(
     offset = adapters.cluster.offsets_at([tp], timestamp)[tp]
     if offset is None:  # no record at or after the timestamp: the end, as for `latest` (S34)
         return log.end, f"log end, nothing since {timestamp.isoformat()}"
-    return min(offset, log.end), f"first since {timestamp.isoformat()}"
+    return min(offset, log.end), f"{_BY_TIME} {timestamp.isoformat()}"
 
 
 def _check_not_beyond_end(adapters: Adapters, tp: TopicPartition, offset: int, log: LogBounds | None) -> None:

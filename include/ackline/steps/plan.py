@@ -162,7 +162,7 @@ class _Planning:
     def begin_lane(self) -> None:
         """Stores the first genesis. All checks come before it, so that a first run that can't work stores nothing."""
         view = _checked_view(self.adapters, None)
-        genesis = genesis_partitions(self.adapters, None, view)
+        genesis = genesis_partitions(self.adapters, None, view, to_store=True)
         check_outputs(self.adapters)
         store_first_genesis(self.adapters, genesis, "first run")
 
@@ -190,7 +190,7 @@ class _Planning:
         self._note(newest)
         view = _checked_view(self.adapters, newest)
         check_settings_unchanged(self.adapters, newest)
-        genesis = genesis_partitions(self.adapters, newest, view)
+        genesis = genesis_partitions(self.adapters, newest, view, to_store=True)
         self.missing, self.leaderless = view.missing, leaderless_partitions(self.adapters, newest.partitions, view)
         if not newest.partitions and not genesis:
             return None
