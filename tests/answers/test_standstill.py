@@ -271,6 +271,7 @@ def lost(lane: MemoryLane) -> MemoryLane:
 NEXT = "the next run"
 OLDER = "the table is an older copy. Begin a new epoch with `ackline reset lane --to OFFSET --reason …`"
 KEPT = "files of rows that wait are gone. Use `ackline reset lane --to floor --reason …`"
+GONE = "the table does not exist any more. Make it anew with `ackline run lane --table-gone T`"
 GIVE_UP = "no table. Give the rows up with `ackline void lane --give-up totals --reason …`"
 STATES: dict[str, tuple[Callable[[Patch], MemoryLane], str, str | None]] = {
     "an open turn can't be carried out": (
@@ -286,6 +287,10 @@ STATES: dict[str, tuple[Callable[[Patch], MemoryLane], str, str | None]] = {
     "an output table or the ledger is an older copy": (
         lambda patch: refused_by("check_publishable", OLDER, MemoryLane(OK).after_run(), patch),
         "LedgerError", "reset lane --to OFFSET --reason …",
+    ),
+    "an output table does not exist any more": (
+        lambda patch: refused_by("check_publishable", GONE, MemoryLane(OK).after_run(), patch),
+        "LedgerError", "run lane --table-gone T",
     ),
     "rows that wait for records in flight are lost": (
         lambda patch: refused_by("check_publishable", KEPT, MemoryLane(OK).after_run(), patch),

@@ -97,8 +97,8 @@ def planning_requests(behind: int, limit: int) -> Counter[str]:
 
 @pytest.mark.parametrize(("limit", "times"), [(5_000_000, {}), (1, {"times": 1})])
 def test_the_requests_of_planning_do_not_depend_on_how_far_behind_it_is(limit: int, times: dict[str, int]) -> None:
-    """Storm's spout requests offset after offset. A plan asks once for topics, commits and the bounds of all logs, and
-    where a run can't read all that is new, once for the times of the first unread records."""
+    """Storm's spout requests offset after offset. A plan asks once for topics, commits and the bounds of all logs.
+    Where a run can't read all that is new, it asks once for the times of the first unread records."""
     wanted = {"topics": 1, "committed": 1, "bounds": 1, **times}
     assert planning_requests(1, limit) == planning_requests(2_000, limit) == wanted
 
