@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 55_721
-TESTS_CEILING = 68_155
+TESTS_CEILING = 68_156
 
 
 def lines(files: "list[Path]") -> int:

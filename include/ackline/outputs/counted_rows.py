@@ -32,7 +32,7 @@ def differing_rows(store: LedgerStore) -> Iterator[str]:
     have other numbers of rows than their settlements count. Raises FatalError or TransientError if a table can't be
     read."""
     newest = store.newest()
-    if newest is None or newest.turn.n == 0:
+    if newest is None or newest.turn.n == 0 or store.settlements.open() is None:
         return
     last, first = newest.turn, max(1, newest.turn.n - MOST_TURNS + 1)
     of_epoch, recent = {"epoch": last.epoch}, (ds.field("turn") >= first) & (ds.field("turn") <= last.n)
