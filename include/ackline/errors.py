@@ -111,6 +111,11 @@ class GroupBusy(FatalError):
         self.members = members
 
 
+class GroupTaken(GroupBusy):
+    """The id of the consumer group belongs to a group of another type, such as a share group. The operator gives the
+    pipeline another `group_id` (S37)."""
+
+
 class OffsetsPending(TransientError):
     """A transaction that has not ended holds offsets of the consumer group, so what the group has committed is not
     known. It passes by itself, unless the transaction hangs: then the operator ends it with Kafka's tools."""

@@ -11,7 +11,7 @@ import pytest
 from ackline.actions.adopt_ledger import adopt_ledger, prepare_adoption
 from ackline.actions.void import open_turn, void_open_turn
 from ackline.answers.status import status
-from ackline.errors import ConfigError, FatalError, GroupBusy, NewerCommit, TransientError
+from ackline.errors import ConfigError, FatalError, GroupBusy, GroupTaken, NewerCommit, TransientError
 from ackline.lane.genesis import check_not_of_another_ledger
 from ackline.lane.log_checks import observe_kafka
 from ackline.ledger.commit_rule import CommitMetadata, Committed
@@ -194,8 +194,11 @@ def test_what_refuses_an_adoption_stores_nothing() -> None:
     lane.world.members = ["consumer-1 (10.0.0.1)"]
     with pytest.raises(GroupBusy):
         adopt_ledger(lane.adapters(), "x")
+    lane.world.members, lane.world.taken = [], "a share group"
+    with pytest.raises(GroupTaken):
+        adopt_ledger(lane.adapters(), "x")
     lane.topics = ["missing"]
-    lane.world.members = []
+    lane.world.taken = None
     with pytest.raises(ConfigError, match="no subscribed topic exists"):
         adopt_ledger(lane.adapters(), "x")
     lane = MemoryLane(OK).after_plan()

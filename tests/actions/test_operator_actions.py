@@ -13,7 +13,7 @@ from ackline.actions.actions import perform_action, prepare_action
 from ackline.actions.form import ActionRequest, check_request
 from ackline.actions.perform import choose_targets
 from ackline.actions.report import changes_of
-from ackline.errors import ConfigError, FatalError, GroupBusy, GroupMoved, NewerCommit
+from ackline.errors import ConfigError, FatalError, GroupBusy, GroupMoved, GroupTaken, NewerCommit
 from ackline.forms.arguments import PartitionChoice
 from ackline.lane.plans import action_plan
 from ackline.ledger.commit_rule import CommitMetadata
@@ -209,7 +209,10 @@ def test_s37_an_action_that_the_group_would_refuse_stores_nothing(options: dict[
     lane.world.members = ["consumer-1 (10.0.0.1)"]
     with pytest.raises(GroupBusy, match="consumer-1"):
         request(lane, **options, perform=perform)
-    lane.world.members = []
+    lane.world.members, lane.world.taken = [], "a share group"
+    with pytest.raises(GroupTaken, match="that of a share group"):
+        request(lane, **options, perform=perform)
+    lane.world.taken = None
     lane.move_group(TP, 1, CommitMetadata("another", "lane", 0, 77).encode())
     with pytest.raises(NewerCommit, match="of ledger another"):
         request(lane, **options, perform=perform)

@@ -225,6 +225,12 @@ def with_members() -> MemoryLane:
     return lane
 
 
+def with_a_taken_id() -> MemoryLane:
+    lane = MemoryLane(OK).after_run()
+    lane.world.taken = "a share group"
+    return lane
+
+
 def expired(**settings: Any) -> MemoryLane:
     lane = MemoryLane(OK, **settings).after_run()
     lane.produce(OK, OK, OK, OK)
@@ -310,6 +316,7 @@ STATES: dict[str, tuple[Callable[[Patch], MemoryLane], str, str | None]] = {
     "offsets of the group are in a transaction that has not ended": (
         lambda _: with_pending_offsets(), "OffsetsPending", "doctor lane"
     ),
+    "the group's id is that of another type of group": (lambda _: with_a_taken_id(), "GroupTaken", "doctor lane"),
     "the login lacks a right": (lambda _: denied(MemoryLane(OK).after_run()), "MissingRights", "doctor lane"),
     "another ledger, or a newer copy of this one, has committed": (
         lambda _: committed_by_another_ledger(MemoryLane(OK).after_run()),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ackline.answers import survey
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, GroupTaken
 from ackline.forms.scaffold import ValueKind
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.offsets import LogBounds, TopicPartition
@@ -56,4 +56,10 @@ def test_a_group_is_described_by_its_commits_its_lag_and_what_retention_took(lan
 
 def test_a_group_without_a_commit_is_refused(lane: MemoryLane) -> None:
     with pytest.raises(ConfigError, match="has committed no offset of a topic that exists; it has no live members"):
+        survey.survey_group(CONNECTION, GROUP)
+
+
+def test_an_id_of_another_type_of_group_is_refused_as_such(lane: MemoryLane) -> None:
+    lane.world.taken = "a share group"
+    with pytest.raises(GroupTaken, match=f"the id {GROUP} at .* is that of a share group"):
         survey.survey_group(CONNECTION, GROUP)

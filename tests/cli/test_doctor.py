@@ -230,6 +230,19 @@ def test_retention_that_reaches_the_floor_within_a_day_is_a_warning(
 
 
 @pytest.mark.usefixtures("whole_machine")
+@pytest.mark.parametrize("begun", [False, True], ids=["first run", "later"])
+def test_a_group_id_of_another_type_of_group_is_an_error_that_names_it(
+    ackline: MemoryCommand, lane: MemoryLane, begun: bool
+) -> None:
+    if begun:
+        lane.after_run()
+    lane.world.taken = "a share group"
+    ok, detail = details(ackline, lane)["group g"]
+    assert not ok
+    assert detail == "see lane lane" if begun else "is that of a share group" in detail
+
+
+@pytest.mark.usefixtures("whole_machine")
 def test_a_folder_without_a_pipeline_is_an_error_of_the_machine(ackline: MemoryCommand, tmp_path: Path) -> None:
     (tmp_path / "lane.yaml").unlink()
     done = ackline("doctor", "--all", "--json")

@@ -1,6 +1,8 @@
 """Produces, in transactions too, and reads back, with nothing of the product."""
 
 import ctypes
+import socket
+import struct
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -239,15 +241,69 @@ def commit_offset(bootstrap: str, group: str, tp: tuple[str, int], offset: int, 
 
 @contextmanager
 def member(
-    bootstrap: str, group: str, topic: str, client_id: str = "member", protocol: str = "classic"
+    bootstrap: str,
+    group: str,
+    topic: str,
+    client_id: str = "member",
+    protocol: str = "classic",
+    static: str | None = None,
 ) -> Iterator[None]:
-    """A live member of the group, which has the topic's partitions while the block runs, and commits nothing."""
-    settings = {"bootstrap.servers": bootstrap, "group.id": group, "client.id": client_id, "enable.auto.commit": False,
-                "group.protocol": protocol}  # fmt: skip
+    """A live member of the group, which has the topic's partitions while the block runs, and commits nothing; a
+    `static` one of this instance id does not leave at its end."""
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": group,
+        "client.id": client_id,
+        "enable.auto.commit": False,
+        "group.protocol": protocol,
+        **({"group.instance.id": static} if static else {}),
+    }
     with closing(Consumer(settings)) as consumer:
         consumer.subscribe([topic])
         _until(lambda: consumer.poll(0.1) is None and bool(consumer.assignment()))
         yield
+
+
+@contextmanager
+def member_of_type(bootstrap: str, kind: str, group: str, topic: str) -> Iterator[None]:
+    """A live member of a share group or of a Kafka Streams group (`streams`), for which the Python client has no API.
+
+    It sends the heartbeats of KIP-932 and KIP-1071 by which a member joins and leaves, in Kafka's binary protocol.
+    """
+    host, port = bootstrap.split(":")
+    member, nothing, none = _text(str(uuid.uuid4())), b"\x00", b"\x01"  # null, and an empty array
+    beginning = {"share": (76, 1), "streams": (88, 0)}[kind]
+
+    def heartbeat(epoch: int) -> None:
+        body = _text(group) + member + struct.pack(">i", epoch)
+        if kind == "share":
+            body += nothing + b"\x02" + _text(topic)
+        else:
+            subtopology = _text("0") + b"\x02" + _text(topic) + none * 5 + b"\0"
+            topology = b"\x01" + struct.pack(">i", 1) + b"\x02" + subtopology + b"\0" if epoch == 0 else b"\xff"
+            ids = struct.pack(">i", 0) + nothing * 2 + struct.pack(">i", 30_000)
+            body += ids + topology + none * 3 + _text("process") + b"\xff" + none + nothing * 2 + b"\0"
+        request = struct.pack(">hhi", *beginning, 1) + struct.pack(">h", 4) + b"test" + b"\0" + body + b"\0"
+        stream.sendall(struct.pack(">i", len(request)) + request)
+        answer = _received(stream, *struct.unpack(">i", _received(stream, 4)))
+        assert struct.unpack(">h", answer[9:11]) == (0,), answer
+
+    with closing(socket.create_connection((host, int(port)), SECONDS)) as stream:
+        heartbeat(0)
+        yield
+        heartbeat(-1)
+
+
+def _text(text: str) -> bytes:
+    """A short compact string of Kafka's protocol."""
+    return bytes([len(text) + 1]) + text.encode()
+
+
+def _received(stream: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        received += stream.recv(size - len(received))
+    return received
 
 
 def topics(bootstrap: str) -> set[str]:

@@ -3,20 +3,22 @@
 The group on a real broker: commits from outside are checked, and a coordinator that is not ready is waited for.
 """
 
+import re
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 
-from ackline.errors import AcklineError, FatalError, GroupBusy, OffsetsPending, TransientError
+from ackline.errors import AcklineError, FatalError, GroupBusy, GroupTaken, OffsetsPending, TransientError
 from ackline.kafka import group as kafka_group
 from ackline.kafka.clients import LastError
 from ackline.kafka.cluster import Cluster
@@ -41,6 +43,10 @@ class Client:
         self.errors = [KafkaError(code) for code in errors]
         self.stored: dict[TopicPartition, Committed] = {}
         self.requests = 0
+        self.described: list[Any] = []
+        """The answers to requests for a description; the last one stays."""
+        self.listed: Any = ()
+        """The groups that the brokers list, or the error of a broker that does not answer."""
 
     def _answer(self, partitions: Any) -> Iterator[SimpleNamespace]:
         self.requests += 1
@@ -63,10 +69,29 @@ class Client:
         return {request.group_id: SimpleNamespace(result=lambda _: SimpleNamespace(topic_partitions=answers))}
 
     def describe_consumer_groups(self, names: list[str], request_timeout: float, **_: bool) -> dict[str, Any]:
-        return {name: SimpleNamespace(result=lambda _: SimpleNamespace(members=[])) for name in names}
+        answer = self.described.pop(0) if len(self.described) > 1 else (self.described or [group_of()])[0]
+        return {name: SimpleNamespace(result=lambda _: raise_or_return(answer)) for name in names}
+
+    def list_groups(self, name: str, timeout: float) -> Any:
+        return raise_or_return(self.listed)
 
     def poll(self, _: float) -> None:
         """Has no callback to serve."""
+
+
+def raise_or_return(answer: Any) -> Any:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def group_of(*members: tuple[str, str | None], state: ConsumerGroupState = ConsumerGroupState.STABLE) -> Any:
+    """The description of a group with members of these client ids and instance ids."""
+    all_members = [SimpleNamespace(client_id=name, host="/h", group_instance_id=static) for name, static in members]
+    return SimpleNamespace(state=state, members=all_members)
+
+
+ABSENT = group_of(state=ConsumerGroupState.DEAD)
 
 
 class ReadyGroup(Group):
@@ -105,6 +130,40 @@ def test_a_commit_to_a_coordinator_that_moves_is_repeated_until_all_is_committed
     group(client).commit({BAD: Committed(2, "mine")})
     assert client.stored == {BAD: Committed(2, "mine")}
     assert client.requests == 4
+
+
+def members_of(listed: Any, *described: Any) -> list[str]:
+    client = Client()
+    client.described, client.listed = list(described), listed
+    return group(client).members()
+
+
+def test_s37_a_listed_group_that_no_consumer_can_describe_is_of_another_type() -> None:
+    """The client takes a share group, and a group of the Streams protocol, for one that does not exist."""
+    with pytest.raises(GroupTaken, match=r"the id g at b:1 is that of a share group or .*: Kafka takes no commit"):
+        members_of(["g"], ABSENT)
+    connect = KafkaException(KafkaError(KafkaError._INVALID_ARG, "GroupId g is not a consumer group (connect)."))
+    with pytest.raises(GroupTaken, match="a group of the protocol connect"):
+        members_of(["g"], connect)
+
+
+def test_a_group_that_does_not_exist_or_has_just_been_made_is_of_no_other_type() -> None:
+    assert members_of([], ABSENT) == []
+    assert members_of(["g"], ABSENT, group_of(("new", None))) == ["new (h)"]
+    assert members_of(KafkaException(KafkaError(KafkaError._TIMED_OUT)), ABSENT) == [], "no broker lists its groups"
+
+
+def test_a_static_member_is_named_with_the_end_of_its_session() -> None:
+    before = datetime.now(UTC)
+    dynamic, static = members_of(["g"], group_of(("a", None), ("b", "pod-1")))
+    assert dynamic == "a (h)"
+    wanted = (
+        r"b \(h; a static member: if it has stopped, its session ends by (\S+) UTC, .* session.timeout.ms of 45 s\)"
+    )
+    named = re.fullmatch(wanted, static)
+    assert named is not None
+    ends = datetime.fromisoformat(f"{before.date()}T{named[1]}+00:00")
+    assert (ends - before) % timedelta(days=1) < timedelta(seconds=60)
 
 
 @pytest.fixture
@@ -149,6 +208,30 @@ def test_a_group_with_live_members_takes_no_commit_and_names_them_s37(
     assert wait_until(lambda: our_group.members() == [], 60)
     our_group.commit({tp: Committed(6, "ours")})
     assert our_group.committed([tp]) == {tp: Committed(6, "ours")}
+
+
+@pytest.mark.parametrize("kind", ["share", "streams"])
+def test_a_group_of_another_type_is_named_with_and_without_members_s37(
+    broker: Broker, kafka: dict[str, object], tp: TopicPartition, kind: str
+) -> None:
+    name = f"{kind}-{uuid.uuid4().hex[:8]}"
+    with Group(kafka, name) as group:
+        requests = (group.members, group.operations, lambda: group.commit({tp: Committed(1, "ours")}))
+        assert group.members() == [], "it does not exist yet"
+        with wire.member_of_type(broker.bootstrap, kind, name, tp.topic):
+            for request in requests:
+                with pytest.raises(GroupTaken, match=f"the id {name} .* a share group or a Kafka Streams group"):
+                    request()
+        with pytest.raises(GroupTaken):
+            group.members()
+        assert group.committed([tp]) == {}
+
+
+def test_a_static_member_that_has_closed_is_named_as_such(broker: Broker, our_group: Group, tp: TopicPartition) -> None:
+    with wire.member(broker.bootstrap, our_group.group_id, tp.topic, static="pod-1"):
+        pass
+    with pytest.raises(GroupBusy, match=r"a static member: if it has stopped, its session ends by \d\d:\d\d:\d\d UTC"):
+        our_group.commit({tp: Committed(6, "ours")})
 
 
 def test_readers_that_only_assign_are_no_members(broker: Broker, our_group: Group, tp: TopicPartition) -> None:

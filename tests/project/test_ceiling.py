@@ -11,11 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
-    "the root": 1_159,
+    "the root": 1_164,
     "ledger": 3_793,
     "pipeline": 3_319,
     "forms": 1_002,
-    "kafka": 2_829,
+    "kafka": 2_888,
     "delta": 2_796,
     "tables": 2_447,
     "audit": 1_157,
@@ -33,12 +33,12 @@ CEILINGS = {
     "airflow": 2_513,
     "ui": 2_505,
     "local": 2_262,
-    "cli": 4_307,
+    "cli": 4_317,
     "verify": 2_748,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_721
-TESTS_CEILING = 68_156
+PACKAGE_CEILING = 55_795
+TESTS_CEILING = 68_356
 
 
 def lines(files: "list[Path]") -> int:

@@ -20,6 +20,7 @@ from ackline.errors import (
     FatalError,
     GroupBusy,
     GroupMoved,
+    GroupTaken,
     LedgerError,
     MissingRights,
     NewerCommit,
@@ -127,6 +128,23 @@ def test_i18_a_group_with_live_members_is_committed_once_they_are_stopped() -> N
     lane.world.members = []
     goes_on(lane)
     assert lane.offsets() == [0, 1]
+
+
+OTHERS = ["a share group or a Kafka Streams group", "a group of the protocol connect"]
+
+
+@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("begun", [False, True], ids=["first run", "later"])
+def test_i18_a_group_id_of_another_type_is_refused_before_a_plan_and_another_id_ends_it(what: str, begun: bool) -> None:
+    lane = MemoryLane(OK)
+    if begun:
+        lane.after_run().produce(OK)
+    calls, plans = len(lane.offsets()), dict(lane.world.tables.plans)
+    lane.world.taken = what
+    stops(lane, GroupTaken, f"that of {what}.* a group_id of its own")
+    assert (len(lane.offsets()), lane.world.tables.plans) == (calls, plans), "nothing is planned or handled"
+    lane.world.taken = None
+    goes_on(lane)
 
 
 def test_i18_a_commit_of_another_ledger_is_adopted(operator: Operator) -> None:
@@ -327,6 +345,9 @@ STATES = {
     "the group has live members": test_i18_a_group_with_live_members_is_committed_once_they_are_stopped,
     "offsets of the group are in a transaction that has not ended": (
         test_i18_offsets_of_the_group_in_a_transaction_are_named_until_it_ends
+    ),
+    "the group's id is that of another type of group": (
+        test_i18_a_group_id_of_another_type_is_refused_before_a_plan_and_another_id_ends_it
     ),
     "the login lacks a right": test_i18_a_right_that_the_login_lacks_is_granted,
     "another ledger, or a newer copy of this one, has committed": test_i18_a_commit_of_another_ledger_is_adopted,

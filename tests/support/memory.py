@@ -249,6 +249,8 @@ class World:
         self.members: list[str] = []
         self.offsets_pending = False
         """Whether a transaction that has not ended holds offsets of the group."""
+        self.taken: str | None = None
+        """What has the id of the group in place of a consumer group."""
         self.denied: set[tuple[str, str, str]] = set()
         """What the login may not do: an operation, `topic` or `group`, and a name."""
         self.tables = MemoryTables()

@@ -150,10 +150,16 @@ class MemoryGroup(Group):
 
     def _describe_members(self) -> list[str]:
         self._hook("members", READ)
+        self._check_type()
         return sorted(self.world.members)
 
     def operations(self, probe: str = "") -> frozenset[str] | None:
+        self._check_type()
         return self.world.operations("group", self.group_id)
+
+    def _check_type(self) -> None:
+        if self.world.taken is not None:
+            raise self._group_taken(self.world.taken)
 
     def _alter_offsets(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         self._hook("commit", BEFORE)

@@ -194,9 +194,9 @@ def commit_or_reason(adapters: Adapters) -> str | None:
         return None
     try:
         commit_newest(adapters, publish_settled)
-    except GroupBusy as error:
-        return f"the group is committed when its members are gone: {error.members}"
     except AcklineError as error:
+        if isinstance(error, GroupBusy) and error.members:
+            return f"the group is committed when its members are gone: {error.members}"
         text = str(error).removesuffix("; then run this again")
         return f"the group was not committed, and the next run does it: {text}"
     return None

@@ -26,7 +26,16 @@ from ackline.cli.options import Json, opened_to_read
 from ackline.delta.errors import check_temporary_folder
 from ackline.delta.folder import prove_conditional_put
 from ackline.delta.object_store import is_remote
-from ackline.errors import AcklineError, ConfigError, FatalError, GroupBusy, MissingRights, counted, did_you_mean
+from ackline.errors import (
+    AcklineError,
+    ConfigError,
+    FatalError,
+    GroupBusy,
+    GroupTaken,
+    MissingRights,
+    counted,
+    did_you_mean,
+)
 from ackline.forms.scaffold import BREAKER
 from ackline.handler import DEFAULT_STREAM, SOURCE, Tier, imported, load_handler, tier_of
 from ackline.in_flight.ack_topic import checked_topic
@@ -56,7 +65,7 @@ from ackline.tables.schemas import TABLES
 OK, WARNING, ERROR = "ok", "warning", "error"
 """The states of a check, from the best to the worst. A warning stops no run."""
 _WARNING = "warning: "
-_HAVE_CHECKS = {each.__name__ for each in (ConfigError, GroupBusy, MissingRights)}
+_HAVE_CHECKS = {each.__name__ for each in (ConfigError, GroupBusy, GroupTaken, MissingRights)}
 """The reasons of a stand-still that another check may name."""
 
 
@@ -408,9 +417,10 @@ def _broker(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
                 yield Check(f"outputs of {lane}", False, why)
         yield from _warnings(adapters, wanted)
         yield from _logs(adapters)
-        members = adapters.group.members()
-        detail = f"live members: {', '.join(members)}; nothing can be committed" if members else "no live members"
-        yield Check(f"group {pipeline.kafka.group_id}", not members, detail)
+        adapters.group.check_no_members()
+        yield Check(f"group {pipeline.kafka.group_id}", True, "no live members")
+    except GroupBusy as error:
+        yield Check(f"group {pipeline.kafka.group_id}", False, str(error))
     except AcklineError as error:
         yield Check("broker", False, str(error))
 

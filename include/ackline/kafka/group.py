@@ -6,15 +6,17 @@ offset may be committed, and when. This module guarantees one thing: when `Group
 was committed.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException
+from confluent_kafka import Consumer, ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
-from ackline.errors import AcklineError, FatalError, GroupBusy, OffsetsPending, TransientError
+from ackline.errors import AcklineError, FatalError, GroupBusy, GroupTaken, OffsetsPending, TransientError
 from ackline.kafka import clients
 from ackline.kafka.clients import (
     COORDINATOR_NOT_READY,
@@ -45,6 +47,14 @@ _PROBE = "ackline-probe"
 """The topic of a request that only tests whether the coordinator answers, until a topic is known that the login may
 describe. It need not exist."""
 _NO_GROUP = frozenset({"GROUP_ID_NOT_FOUND", "_UNKNOWN_GROUP"})
+_OTHER_PROTOCOL = re.compile(r"is not a consumer group \((.*)\)")
+"""The client's text about a classic group of another protocol type, such as `connect`: that of Kafka Connect's workers,
+or `sr`."""
+_SHARE_OR_STREAMS = "a share group or a Kafka Streams group (`kafka-groups.sh --list` names its type)"
+"""The client can't tell them apart: it has a name for neither type."""
+SESSION = timedelta(seconds=45)
+"""The default of `session.timeout.ms`. A static member does not leave when it stops: only the end of its session ends
+its membership. No request returns when that is."""
 
 T = TypeVar("T")
 
@@ -96,7 +106,11 @@ class Group(Closing):
         }
 
     def members(self) -> list[str]:
-        """Returns the live members as "client id (host)"; empty also if the group does not exist."""
+        """Returns the live members as "client id (host)"; empty also if the group does not exist. A static one is named
+        as such, with the time at which its session ends if it has stopped.
+
+        Raises GroupTaken for a share group, a Kafka Streams group, and a group of another protocol.
+        """
         return self._when_coordinator_ready("looking for members", self._describe_members)
 
     def operations(self, probe: str = _PROBE) -> frozenset[str] | None:
@@ -104,13 +118,13 @@ class Group(Closing):
         known.
 
         `probe` is a topic that the login may describe: a request for another one shows up as denied in the broker's
-        log.
+        log. Raises GroupTaken as `members` does.
         """
         self._probe = probe
         try:
             return operations_of(self._when_coordinator_ready("asking for rights", self._described))
-        except FatalError:
-            if self._last.denied:
+        except FatalError as error:
+            if self._last.denied and not isinstance(error, GroupTaken):
                 return frozenset()
             raise
 
@@ -183,10 +197,31 @@ class Group(Closing):
     def _describe_members(self) -> list[str]:
         described = self._described()
         members = described.members if described is not None else ()
-        return sorted(f"{member.client_id} ({member.host.lstrip('/')})" for member in members)
+        return sorted(map(_member, members))
 
     def _described(self) -> Any:
-        """Returns the coordinator's description of the group; None if it does not exist."""
+        """Returns the coordinator's description of the group; None, or one in the state DEAD, if it does not exist.
+
+        Raises GroupTaken if it is of another type. The client takes such a group for one that does not exist, so only
+        the list of all groups shows it.
+        """
+        described = self._describe()
+        if not _is_absent(described) or not self._is_listed():
+            return described
+        # Another process may have made the group between the two answers.
+        if not _is_absent(described := self._describe()):
+            return described
+        raise self._group_taken(_SHARE_OR_STREAMS)
+
+    def _is_listed(self) -> bool:
+        """Returns whether any broker lists a group of this id, of whatever type. False if one does not answer: a group
+        of another type then refuses the commit."""
+        try:
+            return bool(self._admin.list_groups(self.group_id, timeout=self._request_timeout))
+        except KafkaException:
+            return False
+
+    def _describe(self) -> Any:
         admin = self._admin_for_coordinator()
         answer = admin.describe_consumer_groups(
             [self.group_id], request_timeout=self._request_timeout, include_authorized_operations=True
@@ -197,6 +232,8 @@ class Group(Closing):
             error = kafka_error(raised)
             if error is not None and error.name() in _NO_GROUP:
                 return None
+            if error is not None and (other := _OTHER_PROTOCOL.search(error.str())):
+                raise self._group_taken(f"a group of the protocol {other[1]}") from None
             if error is not None:
                 self._last(error)
             raise
@@ -283,3 +320,25 @@ class Group(Closing):
             " outside meanwhile: stop them, or give the pipeline a group_id of its own; then run this again",
             members=names,
         )
+
+    def _group_taken(self, what: str) -> GroupTaken:
+        return GroupTaken(
+            f"the id {self.group_id} at {brokers(self._config)} is that of {what}: Kafka takes no commit of a consumer"
+            f" there. Give the pipeline a group_id of its own, or delete that group; then run this again"
+        )
+
+
+def _is_absent(described: Any) -> bool:
+    return described is None or described.state == ConsumerGroupState.DEAD
+
+
+def _member(member: Any) -> str:
+    """Returns a member as a person reads it."""
+    host = member.host.lstrip("/")
+    if not member.group_instance_id:
+        return f"{member.client_id} ({host})"
+    ends = datetime.now(UTC) + SESSION
+    return (
+        f"{member.client_id} ({host}; a static member: if it has stopped, its session ends by {ends:%H:%M:%S} UTC, with"
+        f" the default session.timeout.ms of {SESSION.seconds} s)"
+    )
