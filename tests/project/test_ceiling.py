@@ -15,13 +15,13 @@ CEILINGS = {
     "ledger": 3_793,
     "pipeline": 3_319,
     "forms": 1_002,
-    "kafka": 2_888,
+    "kafka": 2_890,
     "delta": 2_796,
-    "tables": 2_447,
+    "tables": 2_467,
     "audit": 1_157,
     "worker": 3_266,
     "trees": 4_362,
-    "spark": 3_018,
+    "spark": 3_036,
     "lane": 2_990,
     "outputs": 2_051,
     "in_flight": 511,
@@ -34,11 +34,11 @@ CEILINGS = {
     "ui": 2_505,
     "local": 2_262,
     "cli": 4_317,
-    "verify": 2_748,
+    "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_795
-TESTS_CEILING = 68_356
+PACKAGE_CEILING = 55_837
+TESTS_CEILING = 68_418
 
 
 def lines(files: "list[Path]") -> int:

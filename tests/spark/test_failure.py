@@ -8,6 +8,7 @@ import pytest
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from ackline.errors import AcklineError, FatalError, RangeGone, TransientError
+from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.spark.failure import error_of_spark, error_of_start
 
 UNAVAILABLE: Any = SimpleNamespace(name="UNAVAILABLE")
@@ -36,6 +37,25 @@ def test_an_error_of_spark_becomes_one_that_says_whether_to_try_again_and_quotes
     error = error_of_spark(RuntimeError(text))
     assert isinstance(error, kind)
     assert "secret" not in str(error)
+
+
+A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
+RANGES = {A: OffsetRange(0, 20), B: OffsetRange(10, 30)}
+
+
+@pytest.mark.parametrize(("offset", "named", "tp"), [
+    (5, "orders[0]", ("orders", 0)), (15, "orders[0] or orders[1]", (None, None)),
+    (99, "one of 2 partitions", (None, None)),
+])  # fmt: skip
+def test_a_record_that_does_not_come_is_named_with_what_was_waited_for(
+    offset: int, named: str, tp: tuple[str | None, int | None]
+) -> None:
+    text = f"java.util.concurrent.TimeoutException: Cannot fetch record for offset {offset} in 120000 milliseconds"
+    error = error_of_spark(RuntimeError(text), RANGES)
+    assert isinstance(error, TransientError)
+    assert str(error).startswith(f"{named}: no record came to Spark's Kafka source for 120 s from offset {offset} on.")
+    assert ("consumer_byte_rate" in str(error), "spark.network.timeout" in str(error)) == (True, True)
+    assert ((error.topic, error.partition), error.offset) == (tp, offset)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """A replay is one action: it reads each record once, calls the handler once, and stores nothing if it fails."""
 
 import json
+import subprocess
+import uuid
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -11,6 +13,7 @@ from ackline.errors import FatalError, RangeGone, TransientError
 from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.spark import lineage
+from ackline.spark.jars import broker_classpath, java
 from ackline.spark.job import run_replay
 from ackline.spark.lineage import tasks_for
 from tests.kafka.kafka_log import delete_before, fill, put
@@ -104,11 +107,29 @@ def test_a_range_that_retention_has_deleted_is_an_error(lab: Lab) -> None:
 def test_offsets_beyond_the_log_end_are_an_error(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job neither succeeds nor hangs for minutes, be the offsets fresh or retries."""
     tp = lab.fill(10)
-    monkeypatch.setattr(lineage, "POLL_TIMEOUT_MS", 2000)
+    options = lineage.source_options
+    monkeypatch.setattr(lineage, "source_options", lambda *of: options(*of) | {"kafkaConsumer.pollTimeoutMs": "2000"})
     with pytest.raises((RangeGone, TransientError)):
         run_replay(lab.spark, lab.job("ack", {tp: (0, 20)}))
     with pytest.raises(FatalError, match=tp.topic):
         run_replay(lab.spark, lab.job("ack", None, {tp: {10_000: 2}}))
+
+
+@pytest.mark.deep
+def test_a_byte_quota_that_lets_each_reader_wait_fails_no_job(lab: Lab) -> None:
+    """Four tasks share 100 kB/s, and a batch has 0.9 MB: the broker holds a reader back for half a minute at a time."""
+    client = f"slow-{uuid.uuid4().hex[:8]}"
+    quota = "--alter --add-config consumer_byte_rate=100000 --entity-type clients --entity-name"
+    tool = [java(), "-cp", broker_classpath(), "kafka.admin.ConfigCommand", "--bootstrap-server", lab.broker.bootstrap]
+    command = [*tool, *quota.split(), client]
+    subprocess.run(command, check=True, capture_output=True)
+    tps = lab.partitions(4)
+    for tp in tps:
+        lab.put_records(tp, [(None, b"x" * 900_000)] * 2)
+    job = lab.job("ack", dict.fromkeys(tps, (0, 2)), kafka={"client.id": client})
+    assert lab.run(job).calls == 8
+    retries = lab.job("ack", None, {tp: {1: 2} for tp in tps}, kafka={"client.id": client})
+    assert lab.run(retries).calls == 4
 
 
 def test_tasks_are_small_enough_to_watch_and_large_enough_to_pay() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ackline.errors import AcklineError, GroupMoved, TransientError, TurnVoided
+from ackline.errors import AcklineError, FatalError, GroupMoved, TransientError, TurnVoided
 from ackline.lane.lease import TurnLease, WhenHeld
 from ackline.ledger.turns import TurnId
 from ackline.pipeline.folder import lane_folder
@@ -167,3 +167,24 @@ def test_a_note_that_can_not_be_written_hides_no_error_and_makes_no_folder(root:
     (Path(tables.folder) / "stopped.json").mkdir()
     stop(tables, GroupMoved("moved"))
     assert stopped_run(tables) is None
+
+
+def test_a_transient_error_that_repeats_without_progress_three_times_says_so(tables: LaneTables) -> None:
+    def stops(error: type[AcklineError] = TransientError) -> bool:
+        raised = error("no record came; then run this again")
+        stop(tables, raised)
+        note = stopped_run(tables)
+        assert note is not None
+        assert note.sentence == str(raised)
+        return "no turn was planned or settled in between" in str(raised)
+
+    assert [stops() for _ in range(4)] == [False, False, True, True]
+    store = LedgerStore(tables.root, "orders", "live")
+    store.store_settlement(settlement(0))
+    assert [stops() for _ in range(3)] == [False, False, True], "the lane has moved"
+    store.store_plan(plan(1))
+    store.count_start(plan(1))
+    assert [stops(), stops()] == [False, False]
+    store.count_start(plan(1))
+    assert stops(), "a start alone is no progress"
+    assert [stops(FatalError), stops(), stops(), stops()] == [False, False, False, True]

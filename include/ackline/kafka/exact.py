@@ -20,8 +20,9 @@ from ackline.ledger.outcomes import Outcome
 
 __all__ = ["TIMEOUT", "ExactReader", "Found", "Gone", "read_exactly"]
 
-TIMEOUT = 30.0
-"""Seconds without any progress after which a read fails."""
+TIMEOUT = 120.0
+"""Seconds without any progress after which a read fails: as long as Spark's source waits. A quota may make a reader
+wait for a minute and more."""
 
 
 class ExactReader(Closing):

@@ -333,7 +333,8 @@ class Fetcher:
             return self._ackline_error(self._passing_error, cursor)
         return TransientError(
             f"{tp}: no record came for {self._timeout:g} s from offset {offset} on, although the log ends at {end}"
-            f" (at {brokers(self._config)}); check that the partition has a leader, then run this again",
+            f" (at {brokers(self._config)}); check that the partition has a leader, and that no quota"
+            f" (consumer_byte_rate) makes a reader wait longer; then run this again",
             tp=tp, offset=offset,
         )  # fmt: skip
 

@@ -1,17 +1,17 @@
 """Turns an error of Spark into an `AcklineError`. Never keeps Spark's text, which may quote a payload."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from ackline import errors
 from ackline.errors import AcklineError, ConfigError, FatalError, RangeGone, TransientError
 from ackline.kafka.clients import damaged_batch_error
-from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.offsets import OffsetRange, TopicPartition
 from ackline.spark.master import is_local
 
 _DATA_LOSS = ("Some data may have been lost", "OffsetOutOfRangeException", "_START_OFFSET_GREATER_THAN_END_OFFSET")
 _TRANSIENT = (
-    "Cannot fetch record for offset",
     "org.apache.kafka.common.errors.TimeoutException",
     "org.apache.kafka.common.errors.DisconnectException",
     "org.apache.kafka.common.errors.NetworkException",
@@ -34,6 +34,7 @@ _SECRET = "spark.authenticate.secret"
 _LOGIN = ("LoginException", "SaslAuthenticationException", "SslAuthenticationException")
 # The last line of a Python worker's traceback for an AcklineError. These texts hold no payload, so they are kept.
 _OWN_ERROR = re.compile(r"^ackline\.errors\.(\w+): (.*)$", re.MULTILINE)
+_NO_RECORD = re.compile(r"Cannot fetch record for offset (\d+) in (\d+) milliseconds")
 _OVERFLOW = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value -?\d+ that overflows")
 _DAMAGED = (
     re.compile(r"Record batch for partition (?P<topic>\S+)-(?P<partition>\d+) at offset (?P<offset>\d+) is invalid"),
@@ -44,9 +45,9 @@ _DAMAGED = (
 _CLASSES = re.compile(r"\b((?:[a-z]\w*\.)+[A-Z]\w*(?:Exception|Error)|[A-Z]\w*(?:Exception|Error))(?=:|\b)")
 
 
-def error_of_spark(error: Exception) -> AcklineError:
+def error_of_spark(error: Exception, ranges: Mapping[TopicPartition, OffsetRange] | None = None) -> AcklineError:
     """Returns the error to raise for a Spark job that failed with `error`: the AcklineError of a task where there is
-    one, else RangeGone, TransientError or FatalError."""
+    one, else RangeGone, TransientError or FatalError. `ranges` are those that Spark's source read."""
     text = text_of(error)
     own_errors = _OWN_ERROR.findall(text)
     if own_errors:
@@ -66,6 +67,8 @@ def error_of_spark(error: Exception) -> AcklineError:
         if damaged := pattern.search(text):
             tp = TopicPartition(damaged["topic"], int(damaged["partition"]))
             return damaged_batch_error(tp, int(damaged["offset"]), "its checksum does not match")
+    if waited := _NO_RECORD.search(text):
+        return _no_record_error(int(waited[1]), int(waited[2]), ranges or {})
     if any(sign in text for sign in _DATA_LOSS):
         return RangeGone("the log no longer holds the planned range: retention or deletion was faster; plan again")
     if _FULL in text:
@@ -120,6 +123,19 @@ def full_disk() -> FatalError:
         "the disk of Spark's temporary files is full, on the driver or on an executor: free some space in the folder "
         "that SPARK_LOCAL_DIRS or `spark.local.dir` names, by default /tmp"
     )
+
+
+def _no_record_error(offset: int, milliseconds: int, ranges: Mapping[TopicPartition, OffsetRange]) -> TransientError:
+    """Returns the error of a record that did not come in time. Spark names its offset alone."""
+    of = [tp for tp, fresh in sorted(ranges.items()) if fresh.start <= offset < fresh.end]
+    named = " or ".join(map(str, of)) if 0 < len(of) < 5 else f"one of {len(ranges)} partitions"
+    return TransientError(
+        f"{named}: no record came to Spark's Kafka source for "
+        f"{milliseconds / 1000:g} s from offset {offset} on. Check that the partition has a leader, and that no quota "
+        f"(consumer_byte_rate) makes it wait longer, or raise the limit with `spark: {{conf: {{spark.network.timeout: "
+        f"600s}}}}`; then run this again",
+        tp=of[0] if len(of) == 1 else None, offset=offset,
+    )  # fmt: skip
 
 
 def _server_is_lost(error: Exception) -> bool:

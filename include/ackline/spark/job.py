@@ -194,7 +194,7 @@ def _collect(spark: SparkSession, job: ReplayJob, handler: Handler | Streams, fo
     except (PySparkException, Py4JError) as error:
         # A second start gives the handler records again, as after a kill, which at most once forbids.
         if job.settings.once or not is_timestamp_overflow(error):
-            raise error_of_spark(error) from None
+            raise error_of_spark(error, job.fresh) from None
     log.warning("%s: Spark's source can't convert a record's timestamp; the ranges are read exactly", job.target.turn)
     if job.progress is not None:
         remove_counts(job.progress)

@@ -70,24 +70,26 @@ TUNED = {
     "fetch.max.bytes": str(64 << 20),
     "check.crcs": "true",  # Java's default, named here because a broker hands out what its disk holds unchecked
     "fetch.max.wait.ms": "10",
+    # As long as the source waits for a record. It asks for the log's bounds after each fetch, and a leader that
+    # throttles a client for a quota takes no other request of it meanwhile.
+    "default.api.timeout.ms": "120000",
     "auto.include.jmx.reporter": "false",
     "enable.metrics.push": "false",
 }
-POLL_TIMEOUT_MS = 15_000
-"""The source fails after this time if an offset does not come, for example because the log was truncated while it read.
-Spark's default is two minutes."""
 # Spark sets these itself, and refuses options for them.
 _SET_BY_SPARK = ("group.id", "auto.offset.reset", "key.deserializer", "value.deserializer", "enable.auto.commit")
 
 
 def source_options(kafka: Mapping[str, str], isolation: str) -> dict[str, str]:
     """Returns the options of Spark's Kafka source for librdkafka's properties `kafka`. They hold secrets. Raises
-    ConfigError for a property that Java's client does not have."""
+    ConfigError for a property that Java's client does not have.
+
+    The source waits `spark.network.timeout` for an offset, two minutes by default, and each record begins that anew.
+    """
     java = TUNED | java_properties(kafka) | {"isolation.level": isolation}
     return {f"kafka.{name}": value for name, value in java.items() if name not in _SET_BY_SPARK} | {
         "failOnDataLoss": "true",
         "includeHeaders": "true",
-        "kafkaConsumer.pollTimeoutMs": str(POLL_TIMEOUT_MS),
         "fetchOffset.numRetries": "5",
         "fetchOffset.retryIntervalMs": "200",
     }

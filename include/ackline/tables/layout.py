@@ -222,6 +222,8 @@ def void_turns(folder: str, epoch: int | None = None) -> set[tuple[int, int]]:
 
 
 LEASE_NAME, STOPPED_NAME = "lease.json", "stopped.json"
+_PROGRESS = ("outcomes", "settlements")
+"""The tables of which each turn that is handled and settled makes a new version. A start alone writes into `plans`."""
 _MAX_BYTES = 16 * 1024
 
 
@@ -281,9 +283,10 @@ class StoppedFile(LaneFile):
 def noted_stop(
     tables: LaneTables, run_id: str, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
 ) -> Iterator[None]:
-    """Notes an error with which the run in the block stops beside the tables of its lane, and raises it again. No error
-    of the note itself ends a run. A lane without a folder has nothing that the note could be beside. A turn that an
-    operator has closed stops no later run, so it is not noted; nor is an option that the command refuses."""
+    """Notes an error with which the run in the block stops beside the tables of its lane, and raises it again. A
+    transient one says so if it comes for the third time without progress. No error of the note itself ends a run. A
+    lane without a folder has nothing that the note could be beside. A turn that an operator has closed stops no later
+    run, so it is not noted; nor is an option that the command refuses."""
     try:
         yield
     except TurnVoided:
@@ -293,8 +296,9 @@ def noted_stop(
             raise
         if is_remote(tables.folder) or Path(tables.folder).is_dir():
             with IgnoredStorageErrors(), suppress(AcklineError):
-                note = StoppedRun.of(error, tables.pipeline, run_id, clock(), tables.position())
-                StoppedFile(tables.folder).write(note.encode())
+                file, position = StoppedFile(tables.folder), tables.position()
+                before = StoppedRun.decode_or_none(file.read())
+                file.write(StoppedRun.of(error, tables.pipeline, run_id, clock(), position, before).encode())
         raise
 
 

@@ -94,6 +94,8 @@ Position = tuple[int, int, int]
 for none. Positions are compared in this order."""
 _MAX_TEXT = 250
 _MAX_SENTENCE = 1500
+_REPEATED = 3
+"""So many transient errors in a row, without progress, are no longer taken for one that passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,16 +202,30 @@ class StoppedRun(Stored):
     position: Position
     """How far the lane was: also of a run that had no turn, which has stopped before its plan, or of a lane that has
     not begun."""
+    times: int = 1
+    """How many runs in a row have stopped there with an error that may end by itself, this one included."""
 
     def __post_init__(self) -> None:
         if self.at.tzinfo is None:
             raise ValueError("the time has no zone")
 
     @classmethod
-    def of(cls, error: AcklineError, pipeline: str, run_id: str, at: datetime, position: Position) -> "StoppedRun":
-        """Returns the note of a run that has stopped with this error."""
-        lasting, command = not isinstance(error, TransientError), command_of(error, pipeline)
-        return cls(at, run_id[:_MAX_TEXT], error.kind, str(error)[:_MAX_SENTENCE], command, lasting, position)
+    def of(
+        cls, error: AcklineError, pipeline: str, run_id: str, at: datetime, position: Position,
+        before: "StoppedRun | None" = None,
+    ) -> "StoppedRun":  # fmt: skip
+        """Returns the note of a run that has stopped with this error; `before` is that of the run before it. Adds to a
+        transient error that it comes again and again, because each run by itself calls it one that may pass."""
+        lasting, times = not isinstance(error, TransientError), 1
+        if not lasting and before is not None and not before.lasting and before.position == position:
+            times = before.times + 1
+        if times >= _REPEATED:
+            error.add_advice(
+                f"The last {times} runs have stopped with an error that may end by itself, and no turn was planned or "
+                f"settled in between: do not rely on that; `ackline doctor {pipeline}` checks what a run needs"
+            )
+        command = command_of(error, pipeline)
+        return cls(at, run_id[:_MAX_TEXT], error.kind, str(error)[:_MAX_SENTENCE], command, lasting, position, times)
 
 
 @cache

@@ -24,7 +24,9 @@ from ackline.verify.evidence import DeadLetter, Ints, Log, TopicPartition, Unrea
 
 Config = dict[str, Any]
 TIMEOUT = 30.0
-"""Seconds without any progress after which reading fails."""
+"""Seconds for which an answer is waited for."""
+SILENCE = 120.0
+"""Seconds without a record after which reading fails. A byte quota may make a reader wait for a minute and more."""
 
 
 def digest(message: Message) -> str:
@@ -71,7 +73,7 @@ def read_topic(
 ) -> dict[int, Ints]:
     """Call `take` with every record inside `bounds`, and return the offsets of each partition, sorted.
 
-    Raises Unreadable if a partition fails, or if no record comes for 30 seconds before all ends are reached.
+    Raises Unreadable if a partition fails, or if no record comes for SILENCE seconds before all ends are reached.
     """
     found = {partition: array("q") for partition in bounds}
     ends = {partition: end for partition, (start, end) in bounds.items() if start < end}  # of partitions not read yet
@@ -96,8 +98,8 @@ def read_topic(
                 # event, whose offset is the next one to be read, proves that the end is reached.
                 if offset >= ends[partition] - (error is None):
                     del ends[partition]
-            if time.monotonic() - progress > TIMEOUT:
-                raise Unreadable(f"topic {topic}: no record of partitions {sorted(ends)} for {TIMEOUT:.0f} seconds")
+            if time.monotonic() - progress > SILENCE:
+                raise Unreadable(f"topic {topic}: no record of partitions {sorted(ends)} for {SILENCE:.0f} seconds")
     finally:
         reader.close()
     return {partition: np.array(offsets, dtype=np.int64) for partition, offsets in found.items()}
