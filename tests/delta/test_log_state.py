@@ -352,7 +352,7 @@ _LOST: dict[str, tuple[Callable[[Path], object], str]] = {
     "a part": (lambda path: _in_parts(path)[1].unlink(), "no entry 0, and parts of its checkpoint 0.* are missing"),
     "version 2": (
         lambda path: path.rename(path.with_name(f"{path.name[:31]}.{uuid4()}.parquet")),
-        "a checkpoint of version 2, .*Spark SQL: ALTER TABLE delta.`.*` DROP FEATURE v2Checkpoint",
+        "a checkpoint of version 2, .*Spark SQL, ALTER TABLE delta.`.*` DROP FEATURE v2Checkpoint ends it",
     ),
     "all": (Path.unlink, "no entry 0; restore its folder from a backup"),
 }

@@ -16,8 +16,8 @@ CEILINGS = {
     "pipeline": 3_319,
     "forms": 1_002,
     "kafka": 2_890,
-    "delta": 2_796,
-    "tables": 2_467,
+    "delta": 2_797,
+    "tables": 2_471,
     "audit": 1_157,
     "worker": 3_266,
     "trees": 4_362,
@@ -37,7 +37,7 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_837
+PACKAGE_CEILING = 55_842
 TESTS_CEILING = 68_418
 
 

@@ -117,8 +117,9 @@ class DeltaLog:
         names = [info.base_name for info in self._listed()]
         if any(map(_V2_CHECKPOINT.fullmatch, names)):
             return ValueError(
-                f"its log begins with a checkpoint of version 2, which Ackline does not read. This ends it, in Spark "
-                f"SQL: ALTER TABLE delta.`{self.storage.uri}` DROP FEATURE v2Checkpoint"
+                f"its log begins with a checkpoint of version 2, which Ackline does not read. In Spark SQL, ALTER "
+                f"TABLE delta.`{self.storage.uri}` DROP FEATURE v2Checkpoint ends it, and a day later DROP FEATURE "
+                f"checkpointProtection TRUNCATE HISTORY"
             )
         parts = sorted(name for name in names if (match := _CHECKPOINT.fullmatch(name)) and match[2])
         lacks = f", and parts of its checkpoint {parts[-1]} are missing" if parts else ""

@@ -96,7 +96,11 @@ class AuditTable(FencedTable):
             return
         what = f"the table feature {', '.join(unknown)}" if unknown else f"the constraint {', '.join(constraints)}"
         purge = [f"REORG TABLE delta.`{self.uri}` APPLY (PURGE)"] if "deletionVectors" in unknown else []
-        drops = [f"FEATURE {name}" for name in unknown] or [f"CONSTRAINT {name}" for name in constraints]
+        # What Spark leaves in place of another feature that it has dropped goes with the history alone, a day later.
+        truncated = {"checkpointProtection": " TRUNCATE HISTORY"}
+        drops = [f"FEATURE {name}{truncated.get(name, '')}" for name in unknown] or [
+            f"CONSTRAINT {name}" for name in constraints
+        ]
         ends = "; ".join([*purge, *(f"ALTER TABLE delta.`{self.uri}` DROP {drop}" for drop in drops)])
         raise FatalError(
             f"the table {self.name} at {scrub_address(self.uri)} can't be used: another engine has given it {what}, "
