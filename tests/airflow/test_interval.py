@@ -131,7 +131,7 @@ def test_a_paused_dag_of_backfills_fails_the_run_instead_of_leaving_it_deferred_
 def test_a_failed_run_of_the_lane_fails_the_interval_with_its_reason(run: IntervalRun) -> None:
     started = run.starts()
     run.live.settings["backfill"] = {"confirm_above": 0}
-    run.live.produce(OK, time=START + timedelta(hours=2))  # between the two looks at the log
+    run.live.produce(*[OK] * 3, time=START + timedelta(hours=2))  # between the two looks at the log
     run.live.log().expire(2)
     with pytest.raises(AirflowFailException, match="confirm_offsets") as caught:
         run.begin(started)

@@ -148,7 +148,7 @@ def params() -> ParamsDict:
 def test_each_field_has_a_title_and_a_description_and_an_act_is_never_retried(
     make: Callable[[Pipeline, str], DAG], tasks: list[tuple[str, int]], params: ParamsDict
 ) -> None:
-    assert set(params) == {"max_records", "only_retries", "partitions", "confirm_offsets"}
+    assert set(params) == {"max_records", "only_retries", "partitions", "table_gone", "confirm_offsets"}
     dag = make(Pipeline.model_validate(yaml.safe_load(GOOD)), "dags/file.py")
     for name in dag.params:
         assert dag.params.get_param(name).schema["title"], name

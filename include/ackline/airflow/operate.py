@@ -39,6 +39,7 @@ from ackline.forms.form import (
     NUMBER,
     PARTITIONS,
     RUN_FIELDS,
+    TABLE_GONE,
     TOPICS,
     Field,
     FieldType,
@@ -116,7 +117,8 @@ def run_params(pipeline: Pipeline) -> dict[str, Param]:
         MAX_RECORDS: {"maximum": limit, "help": f"{MAX_RECORDS.help} Empty: {limit:,}, as in the file."},
         INTERVAL_OFFSETS: {"help": f"{INTERVAL_OFFSETS.help} Empty: {above:,}, the file's `backfill.confirm_above`."},
     }
-    return params_of(RUN_FIELDS, changed, {"Only for Airflow's own backfill": [INTERVAL_OFFSETS]})
+    sections = {"Output tables": [TABLE_GONE], "Only for Airflow's own backfill": [INTERVAL_OFFSETS]}
+    return params_of(RUN_FIELDS, changed, sections)
 
 
 _SECTIONS: Sections = {

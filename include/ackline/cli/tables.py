@@ -272,10 +272,12 @@ def short_time(at: datetime | None) -> str | None:
     return None if at is None else f"{at.astimezone(UTC):%m-%d %H:%M:%S}"
 
 
+_OPEN = "open transaction"
+"""The column that is shown only if a partition has a value."""
 STATUS_COLUMNS = ("partition", "log start", "log end", "committed", "floor", "complete to", "retry", "dead letter",
-                  "in flight", "due", "next due", "lag", "open transaction", "seconds", "acked", "dead",
+                  "in flight", "due", "next due", "lag", _OPEN, "seconds", "acked", "dead",
                   "state")  # fmt: skip
-_STATUS_FIRST = ("partition", "floor", "lag", "open transaction", "state", "retry", "seconds", "dead letter", "log end",
+_STATUS_FIRST = ("partition", "floor", "lag", _OPEN, "state", "retry", "seconds", "dead letter", "log end",
                  "committed", "acked", "dead", "next due", "due", "in flight", "complete to",
                  "log start")  # fmt: skip
 MOST_PARTITIONS = 20
@@ -298,7 +300,9 @@ def print_status(out: Console, pipeline: str, partitions: Sequence[PartitionStat
         title += f", {len(worst)} of {len(partitions)} partitions, the worst ones"
     if len(partitions) > 1:
         rows.append(_status_totals(partitions))
-    print_folded(out, title, STATUS_COLUMNS, rows, _STATUS_FIRST)
+    shown = [at for at, name in enumerate(STATUS_COLUMNS) if name != _OPEN or _has_value(rows, at)]
+    columns = [STATUS_COLUMNS[at] for at in shown]
+    print_folded(out, title, columns, [[row[at] for at in shown] for row in rows], _STATUS_FIRST)
 
 
 def worst_first(partitions: Iterable[PartitionStatus]) -> list[PartitionStatus]:
