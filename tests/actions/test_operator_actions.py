@@ -28,7 +28,20 @@ from tests.chaos.config import Config
 from tests.chaos.evidence import evidence_of
 from tests.support.actor import Killed
 from tests.support.memory import AFTER, BEFORE
-from tests.support.memory_lane import DEAD, FAILS, FAILS_ONCE, GROUP, NOON, OK, PAYMENTS, TP, TP1, MemoryLane
+from tests.support.memory_lane import (
+    DEAD,
+    FAILS,
+    FAILS_ONCE,
+    GROUP,
+    NOON,
+    OK,
+    PAYMENTS,
+    TP,
+    TP1,
+    WAITS,
+    AnsweredLane,
+    MemoryLane,
+)
 
 LATER = {"initial_delay": "1h", "period": "1h"}
 
@@ -93,6 +106,13 @@ def request(lane: MemoryLane, kind: TurnKind, *, perform: bool = True, **options
     check_request(action)
     work = perform_action if perform else prepare_action
     return work(adapters, kind, lambda newest: choose_targets(adapters, action, newest), "a test")
+
+
+def test_a_skip_by_an_empty_error_class_leaves_records_in_flight_alone() -> None:
+    """They have no error yet. A variable that is not set makes the class empty."""
+    lane = AnsweredLane(WAITS, OK).after_run()
+    with pytest.raises(ConfigError, match="pending"):
+        request(lane, TurnKind.SKIP, error_class="")
 
 
 def test_s74_a_retry_makes_pending_retries_due_now_and_counts_as_no_attempt() -> None:

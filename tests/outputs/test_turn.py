@@ -344,6 +344,23 @@ def test_a_table_that_was_moved_goes_on_under_its_new_place_and_its_old_copy_is_
         lane.run_fails(LedgerError, f"older holds turn 1 .*older copy of the ledger. Or was it moved from {names}")
 
 
+def test_of_two_tables_of_a_turn_the_one_that_has_moved_is_not_taken_for_the_one_that_is_away() -> None:
+    """Both hold the number of the turn. The file still names the one whose volume is not mounted."""
+    with lane_of(EMITS) as lane:
+        tables = lane.root / "lane" / "outputs"
+        lane.settings["outputs"] = [{"from": "source", "table": name} for name in ("more", "totals")]
+        lane.produce(b"{}")
+        lane.run()
+        shutil.move(tables / "totals", lane.root / "totals")
+        lane.settings["outputs"][1] = {"from": "source", "table": f"file://{lane.root}/totals"}
+        shutil.move(tables / "more", lane.root / "away")
+        lane.produce(b"{}")
+        lane.run_fails(LedgerError, "the output table more does not exist any more")
+        shutil.move(lane.root / "away", tables / "more")
+        lane.run()
+        assert [rows_of(table) for table in (tables / "more", lane.root / "totals")] == [[0, 1]] * 2
+
+
 def test_doctor_names_the_outputs(tmp_path: Path) -> None:
     table(f"{tmp_path}/shop/outputs/totals")
     adapters = adapters_of(tmp_path, {"table": "totals"}, {"topic": "a"}, {"table": "b"}, topics=("a",))

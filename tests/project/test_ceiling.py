@@ -16,29 +16,29 @@ CEILINGS = {
     "pipeline": 3_319,
     "forms": 1_002,
     "kafka": 2_890,
-    "delta": 2_797,
-    "tables": 2_471,
+    "delta": 2_802,
+    "tables": 2_477,
     "audit": 1_157,
-    "worker": 3_266,
+    "worker": 3_270,
     "trees": 4_362,
-    "spark": 3_036,
-    "lane": 2_990,
-    "outputs": 2_051,
-    "in_flight": 511,
+    "spark": 3_037,
+    "lane": 3_009,
+    "outputs": 2_056,
+    "in_flight": 512,
     "dead_letters": 207,
     "steps": 1_664,
-    "actions": 1_981,
+    "actions": 1_985,
     "answers": 1_676,
     "backfill": 1_158,
-    "airflow": 2_513,
+    "airflow": 2_515,
     "ui": 2_505,
     "local": 2_262,
-    "cli": 4_317,
+    "cli": 4_321,
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_842
-TESTS_CEILING = 68_418
+PACKAGE_CEILING = 55_893
+TESTS_CEILING = 68_498
 
 
 def lines(files: "list[Path]") -> int:

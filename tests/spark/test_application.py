@@ -13,6 +13,7 @@ from ackline.pipeline.blocks import SparkBlock
 from ackline.spark import application, connect
 from ackline.spark.application import EVERYTHING, HIDDEN_TEXT, ServerApplication
 from ackline.spark.connect import open_server_session
+from ackline.spark.lineage import source_options
 from ackline.worker.settings import ReplayJob
 from tests.spark.clients import server_of
 from tests.spark.tree_jobs import TWO
@@ -164,3 +165,10 @@ def test_each_client_ships_a_file_of_its_own_name_and_marks_the_session_ready_la
     assert done[3:] == ["a", done[4], connect._READY]
     assert {shipped[-8:], done[4][-8:]} == {"code.zip"}
     assert shipped != done[4]
+
+
+@pytest.mark.parametrize(("socket", "api"), [(None, "120000"), ("60000", "120000"), ("180000", "180000")])
+def test_the_source_waits_for_an_answer_no_shorter_than_for_a_request(socket: str | None, api: str) -> None:
+    """Java's clients refuse that, and Spark makes its client only once the job runs."""
+    kafka = {"bootstrap.servers": "127.0.0.1:9", **({"socket.timeout.ms": socket} if socket else {})}
+    assert source_options(kafka, "read_committed")["kafka.default.api.timeout.ms"] == api

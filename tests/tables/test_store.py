@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date, timedelta
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
@@ -26,7 +27,16 @@ from ackline.delta.reads import pruned_dataset
 from ackline.errors import ConfigError, FatalError
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.turns import AckPosition, AnswerReport, Marker, MarkerKind, Plan, Settlement, TurnKind
+from ackline.ledger.turns import (
+    LOST_BY_OPERATOR,
+    AckPosition,
+    AnswerReport,
+    Marker,
+    MarkerKind,
+    Plan,
+    Settlement,
+    TurnKind,
+)
 from ackline.outputs.output_table import OutputTable
 from ackline.tables.audit_table import AuditTable
 from ackline.tables.layout import StoppedFile, all_lanes
@@ -42,6 +52,26 @@ def test_the_newest_settlement_is_of_the_newest_epoch(store: LedgerStore) -> Non
         assert store.store_settlement(stored)
     newest = newest_of(store)
     assert newest.turn == turn(0, epoch=1)
+
+
+def test_a_partition_is_paused_since_the_first_act_that_paused_it_after_its_last_resume(store: LedgerStore) -> None:
+    """Whatever its kind: a void of a turn, one that was recorded as lost, and a pause. A later one changes nothing."""
+    kinds = [
+        (TurnKind.GENESIS, False, ""), (TurnKind.PAUSE, True, "weekend"), (TurnKind.RESUME, False, ""),
+        (TurnKind.VOID, True, "a broken batch"), (TurnKind.RUN, True, ""), (TurnKind.PAUSE, True, "incident"),
+    ]  # fmt: skip
+    for n, (kind, paused, reason) in enumerate(kinds):
+        of = replace(settlement(n), kind=kind, actor="ada", reason=reason)
+        rows = {tp: replace(row, paused=paused) for tp, row in of.partitions.items()}
+        assert store.store_settlement(replace(of, partitions=rows))
+    assert {tp: act.reason for tp, act in store.pauses().items()} == {TP: "a broken batch"}
+    lost = replace(settlement(7), reason="lost")
+    for n, evidence in ((6, ""), (7, LOST_BY_OPERATOR)):
+        kind, paused = (TurnKind.RESUME, False) if n == 6 else (TurnKind.RUN, True)
+        of = replace(settlement(n), kind=kind, reason=lost.reason)
+        rows = {tp: replace(row, paused=paused, evidence=evidence) for tp, row in of.partitions.items()}
+        assert store.store_settlement(replace(of, partitions=rows))
+    assert {tp: act.reason for tp, act in store.pauses().items()} == {TP: "lost"}
 
 
 @pytest.mark.parametrize("name", ["plans", "outcomes", "settlements"])

@@ -204,7 +204,9 @@ def test_a_task_works_in_the_place_of_its_client_and_not_in_another_folder_of_th
     monkeypatch.chdir(client)
     place = Place.of_this_process(["/handlers", "/more"])
     monkeypatch.chdir(server)
-    replace(place, number=(place.number[0], place.number[1] + 1)).enter()
+    boot, device, number = place.number
+    replace(place, number=(boot, device, number + 1)).enter()
+    replace(place, number=("another machine of the same image", device, number)).enter()
     replace(place, folder=str(tmp_path / "none")).enter()
     assert (Path.cwd(), sys.path) == (server, ["/zip", "/handlers"])
     for _ in range(2):

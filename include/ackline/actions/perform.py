@@ -88,6 +88,8 @@ class _OnLane(OperatorAction):
         return Report(action_text(action, done=False), action_object(action, dry_run=True))
 
     def perform(self, adapters: Adapters, as_shown: bool = False) -> Report:
+        if self.notes is None and isinstance(self.request.to, datetime):
+            self.preview(adapters)  # it may take a minute, in which an action that is stored would seem not to be
         turn = self.shown if as_shown else None
         targets = partial(choose_targets, adapters, self.request)
         done = perform_action(adapters, self.request.kind, targets, self.reason, turn)
@@ -303,8 +305,10 @@ def _pending_targets(request: ActionRequest, newest: Settlement, name: str) -> d
         if request.offsets is not None:
             bounds = (np.array([request.offsets.start]), np.array([request.offsets.end]))
             runs = runs.within(bounds) if request.offsets else runs.where(lambda state: False)
-        if request.error_class is not None:
-            runs = runs.where(lambda state: (state.error_class or "") == request.error_class)
+        if request.error_class:
+            runs = runs.where(lambda state: state.error_class == request.error_class)
+        elif request.error_class is not None:  # what has failed without a class; a record in flight has not failed
+            runs = runs.where(lambda state: not state.error_class and state.kind is not PendingKind.IN_FLIGHT)
         if request.kind is TurnKind.RETRY:
             runs = runs.of_kind(PendingKind.RETRY)
         if len(runs):

@@ -163,6 +163,9 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 def check_temporary_folder() -> str:
     """Returns the folder for temporary files. Raises FatalError if a file of 1 MiB can't be written there."""
-    with temporary_folder("ackline-") as folder:
-        (folder / "file").write_bytes(bytes(1 << 20))
-        return str(folder.parent)
+    try:
+        with temporary_folder("ackline-") as folder:
+            (folder / "file").write_bytes(bytes(1 << 20))
+            return str(folder.parent)
+    except OSError as error:
+        raise FatalError(f"the folder for temporary files can't be written: {error}; name another in TMPDIR") from None

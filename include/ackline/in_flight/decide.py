@@ -94,11 +94,12 @@ def _masked(
             wanted.setdefault(tp, []).append(offset)
         with suppress(AcklineError), adapters.reader() as reader:
             tps, read = unchanged_logs(adapters, plan, wanted, states), dict[Key, str]()
-            for found in reader.read({tp: wanted[tp] for tp in tps}):
-                if isinstance(found, Found) and (headers := headers_of(found.message)) is not None:
-                    key, message = (found.topic_partition, found.offset), found.message
-                    payload = message.key(), message.value(), *(value for _, value in headers)
-                    read[key] = scrub(reasons[key], payload)
+            with suppress(AcklineError):  # what is read before an error counts
+                for found in reader.read({tp: wanted[tp] for tp in tps}):
+                    if isinstance(found, Found) and (headers := headers_of(found.message)) is not None:
+                        key, message = (found.topic_partition, found.offset), found.message
+                        payload = message.key(), message.value(), *(value for _, value in headers)
+                        read[key] = scrub(reasons[key], payload)
             # Checked again: another record may have taken the offset before it was read.
             unchanged = unchanged_logs(adapters, plan, tps, states)
             masked = {key: reason for key, reason in read.items() if key[0] in unchanged}

@@ -310,7 +310,7 @@ class Group(Closing):
             f" it has committed is not known. A producer sends them, as in an exactly-once application:"
             f" `kafka-transactions.sh list` and `describe` name its transaction and since when it is open. It ends with"
             f" its producer, or at that one's transaction.timeout.ms; one that hangs ends with"
-            f" `kafka-transactions.sh forceTerminateTransaction` (Kafka 4.1). Then run this again"
+            f" `kafka-transactions.sh forceTerminateTransaction` (Kafka 4.1); then run this again"
         )
 
     def _group_busy(self, members: Iterable[Any]) -> GroupBusy:

@@ -164,7 +164,7 @@ def action_plan(
         raise ConfigError(f"{', '.join(unknown)}: not a partition of {adapters.pipeline.name}")
     moves = {tp: target for tp, target in targets.items() if isinstance(target, int)}
     logs = _action_logs(adapters, newest, kind, moves)
-    committed = adapters.group.committed(list(targets))
+    committed = adapters.group.committed(list(targets), stable=kind.moves_floor)
     partitions = {}
     for tp, target in targets.items():
         settled = newest.partitions[tp]

@@ -10,16 +10,17 @@ MOST_LOOKED_AT offsets of each at most, for MOST_SECONDS, because Kafka hands ou
 Beyond that it takes the log as ordered, and says which offsets it has not looked at. The first limit depends on the log
 alone, so that a dry run and the backfill after it choose the same.
 
-A broker that stamps records itself (LogAppendTime) stamps them in order. One such record in its place ends the look.
+A broker that stamps records itself (LogAppendTime) stamps them in order, but for the difference between the clocks of
+two leaders. One such record, a minute beyond the bound, ends the look.
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from ackline.errors import AcklineError, counted
+from ackline.errors import AcklineError, FatalError, MissingRights, counted
 from ackline.kafka.cluster import milliseconds_of
 from ackline.kafka.exact import Found
 from ackline.lane.adapters import Adapters
@@ -198,7 +199,8 @@ def _looked_at(
     open_tps = set(wanted)
     if not wanted or (low is None and high is None):
         return parts
-    with adapters.reader() as reader, closing(reader.read(wanted)) as answers:
+    # What can't be read, as a damaged batch, may lie outside of the choice: the rest is not looked at, and named.
+    with _unreadable_ends(), adapters.reader() as reader, closing(reader.read(wanted)) as answers:
         for answer in answers:
             tp, part = answer.topic_partition, parts[answer.topic_partition]
             if tp not in open_tps:
@@ -216,7 +218,22 @@ def _looked_at(
     return parts
 
 
+@contextmanager
+def _unreadable_ends() -> Iterator[None]:
+    try:
+        yield
+    except MissingRights:
+        raise
+    except FatalError:
+        pass
+
+
 def _proves_rest(stamp: int, low: int | None, high: int | None, ordered: bool) -> bool:
     """Returns whether all records after one with this timestamp are as an ordered log has them, if a broker stamps
     each."""
-    return (low is None or stamp >= low) if ordered else (high is not None and stamp >= high)
+    bound = low if ordered else high
+    return (ordered and bound is None) or (bound is not None and stamp >= bound + _CLOCKS_DIFFER_MS)
+
+
+_CLOCKS_DIFFER_MS = 60_000
+"""By how much the clock of a partition's next leader may be behind that of the one before, which has stamped some."""

@@ -57,8 +57,9 @@ def turn_outcomes(adapters: Adapters, plan: Plan, report: TurnReport | None) -> 
     # A range proves that what has no row succeeded or is a gap. First attempts at single offsets have no such proof, so
     # each of them needs its row.
     outcomes = adapters.store.outcomes_of(plan.turn, every_row=plan.reads_single_offsets)
-    # An executor's clock may be ahead of this one: nothing was handled after it was reported.
-    now = microseconds_up(adapters.now())
+    # An executor's clock may be ahead of this one: nothing was handled after it was reported, nor before the plan, than
+    # which the clock of a host that settles may be earlier.
+    now = microseconds_up(max(adapters.now(), plan.planned_at))
     outcomes = replace(
         outcomes, rows={tp: OutcomeColumns.of(rows).not_after(now) for tp, rows in outcomes.rows.items()}
     )
@@ -134,6 +135,7 @@ def with_metrics(
             # A backfill lane is not behind the log's end: it is behind what it was to read.
             lag = settled.state.unsettled_in(chosen[tp])
             metrics["lag"], behind = float(lag), is_behind(lag, 0)
+            metrics = {name: value for name, value in metrics.items() if name not in (OPEN_TRANSACTION, OPEN_SINCE)}
         metrics |= fetch_metrics(earlier, report.fetches.get(tp) if report else None)
         unrecorded = report.counts.get(tp, {}) if report is not None and not report.recorded else {}
         metrics |= signals_after(

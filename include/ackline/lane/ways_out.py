@@ -187,13 +187,13 @@ def older_copy_advice(lane: Lane) -> str:
     return f"`{Way.RESET.of(lane, to='OFFSET')}` (`--to floor` goes on where the ledger is)"
 
 
-def table_gone_advice(lane: Lane, table: str, of_live: bool) -> str:
+def table_gone_advice(lane: Lane, table: str, of_live: bool, first: str = "") -> str:
     """Returns the sentence that names the way out of a lane whose output table does not exist any more. `of_live` is
-    whether the live lane has published there."""
+    whether the live lane has published there; `first` is what has to be done before, as part of a sentence."""
     way = f"make it anew with `{Way.TABLE_GONE.of(lane, table=table)}`"
     if not of_live:
         way = f"{start_over(lane)}, and choose its offsets in another one"
-    return f"If it is gone for good, {way}"
+    return f"If it is gone for good, {f'first {first}; then ' if first else ''}{way}"
 
 
 def reset_advice(lane: Lane, tp: TopicPartition, to: str | int) -> str:

@@ -6,6 +6,7 @@ table is looked at before a run is planned, before its turn is settled, and befo
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from pathlib import PurePosixPath
 
 from ackline.errors import AcklineError, LedgerError
 from ackline.forms.form import RunRequest
@@ -37,7 +38,7 @@ def as_found(
 ) -> dict[str, Numbers]:
     """Returns what output tables may hold, for tables as they are at `places`. A table that was moved there, or is the
     newest copy of another one, may hold what that one may. Nothing is expected of one that is `gone`."""
-    found = dict(expected)
+    found, places = dict(expected), list(places)
     for place in places:
         if place in found and place not in gone:
             continue
@@ -46,9 +47,12 @@ def as_found(
             if state is None:
                 found.pop(place, None)
             elif place not in found and (of := copied_from(state.transactions, found)):
-                away = [other for other in of if table_of(store, other).state() is None][:1]
-                found[place] = found[(away or of)[0]]
-                for other in away:
+                # All tables of a turn have its number. One that the file still names has not moved: it is gone.
+                away = [each for each in of if each not in places and table_of(store, each).state() is None]
+                same_name = [each for each in away if PurePosixPath(each).name == PurePosixPath(place).name]
+                moved = same_name[:1] or (away if len(away) == 1 else [])
+                found[place] = found[(moved or of)[0]]
+                for other in moved:
                     del found[other]
     return found
 
@@ -63,11 +67,11 @@ def unexpected(
         why = _why_older(store, turn, place, state.transactions, expected)
         return older_copy_error(turn, why, first) if why is not None else None
     if any(numbers.values()):
-        return table_gone_error(turn, place)
+        return table_gone_error(turn, place, first)
     if turn.lane != LIVE and (newest := (live := store.other_lane(LIVE)).newest()) is not None:
         of_live = expected_of(live, newest)
         if any(of_live.get(place_of(store, place, of_live), {}).values()):
-            return table_gone_error(newest.turn, place)
+            return table_gone_error(newest.turn, place, first)
     return None
 
 
@@ -84,12 +88,13 @@ def _why_older(
     return f"{why}. Or was it moved from {names}? Then it is an older copy of that table" if moved else why
 
 
-def table_gone_error(turn: TurnId, place: str) -> LedgerError:
-    """Returns the error of an output table in which a lane has published, and which does not exist any more."""
+def table_gone_error(turn: TurnId, place: str, first: str = "") -> LedgerError:
+    """Returns the error of an output table in which a lane has published, and which does not exist any more. `first` is
+    what an operator has to do before the lane takes the way out, as part of a sentence."""
     return LedgerError(
         f"the output table {scrub_address(place)} does not exist any more, and rows of lane {turn.lane} were published "
         f"there. If its volume is not mounted, mount it; if the table was moved, link it from there. "
-        f"{table_gone_advice(turn, place, of_live=turn.lane == LIVE)}"
+        f"{table_gone_advice(turn, place, of_live=turn.lane == LIVE, first=first)}"
     )
 
 

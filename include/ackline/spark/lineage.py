@@ -70,12 +70,12 @@ TUNED = {
     "fetch.max.bytes": str(64 << 20),
     "check.crcs": "true",  # Java's default, named here because a broker hands out what its disk holds unchecked
     "fetch.max.wait.ms": "10",
-    # As long as the source waits for a record. It asks for the log's bounds after each fetch, and a leader that
-    # throttles a client for a quota takes no other request of it meanwhile.
-    "default.api.timeout.ms": "120000",
     "auto.include.jmx.reporter": "false",
     "enable.metrics.push": "false",
 }
+_API_TIMEOUT_MS = 120_000
+"""As long as the source waits for a record. It asks for the log's bounds after each fetch, and a leader that throttles
+a client for a quota takes no other request of it meanwhile. Java's clients refuse less than the time of a request."""
 # Spark sets these itself, and refuses options for them.
 _SET_BY_SPARK = ("group.id", "auto.offset.reset", "key.deserializer", "value.deserializer", "enable.auto.commit")
 
@@ -87,6 +87,7 @@ def source_options(kafka: Mapping[str, str], isolation: str) -> dict[str, str]:
     The source waits `spark.network.timeout` for an offset, two minutes by default, and each record begins that anew.
     """
     java = TUNED | java_properties(kafka) | {"isolation.level": isolation}
+    java["default.api.timeout.ms"] = str(max(_API_TIMEOUT_MS, int(java.get("request.timeout.ms", 0))))
     return {f"kafka.{name}": value for name, value in java.items() if name not in _SET_BY_SPARK} | {
         "failOnDataLoss": "true",
         "includeHeaders": "true",

@@ -224,7 +224,7 @@ def _settled_partitions(
         evidence = f"outcomes {plan.turn.n} and decisions {plan.turn.n} of run {plan.run_id}"
     # For the audit only: the group's commits decide nothing here, and the step that commits reads them again.
     own = {tp: _topic_id(tp, plan, before) for tp in states} if adapters.commits else {}
-    committed = adapters.group.committed(adapters.unchanged_partitions(own)) if own else {}
+    committed = adapters.group.committed(adapters.unchanged_partitions(own), stable=False) if own else {}
     return {
         tp: SettledPartition(
             _topic_id(tp, plan, before),

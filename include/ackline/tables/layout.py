@@ -292,7 +292,7 @@ def noted_stop(
     except TurnVoided:
         raise
     except AcklineError as error:
-        if isinstance(error, ConfigError) and (error.key or "").startswith("--"):
+        if isinstance(error, ConfigError) and (error.key or "").startswith(("--", "partitions", "table_gone")):
             raise
         if is_remote(tables.folder) or Path(tables.folder).is_dir():
             with IgnoredStorageErrors(), suppress(AcklineError):
@@ -308,7 +308,7 @@ def stopped_run(tables: LaneTables) -> StoppedRun | None:
     note = None
     with IgnoredStorageErrors():
         note = StoppedRun.decode_or_none(StoppedFile(tables.folder).read())
-    return note if note is not None and note.position >= tables.position() else None
+    return note if note is not None and note.position == tables.position() else None
 
 
 def holder_of(file: LeaseFile, turn: TurnId, now: datetime) -> Holder | None:

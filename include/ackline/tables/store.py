@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 from weakref import ReferenceType, ref
 
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -27,6 +28,7 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.states import metrics_of_start
 from ackline.ledger.turns import (
     IDENTITY_BITS,
+    LOST_BY_OPERATOR,
     AckPosition,
     AnswerReport,
     Marker,
@@ -251,14 +253,18 @@ class LedgerStore(ChosenOutcomes, OutcomesOfTurn):
         later pause of what is paused already changes nothing."""
         columns = ["epoch", "turn", "settled_at", "actor", "reason", "topic", "partition"]
 
-        def turns(where: Where) -> Iterator[tuple[TopicPartition, tuple[int, int], dict[str, Any]]]:
-            rows = self.settlements.read(where, columns).to_pylist()
+        def turns(
+            where: Where, also: ds.Expression | None = None
+        ) -> Iterator[tuple[TopicPartition, tuple[int, int], dict[str, Any]]]:
+            rows = self.settlements.read(where, columns, also=also).to_pylist()
             for row in sorted(rows, key=lambda row: (row["epoch"], row["turn"])):
                 yield TopicPartition(row["topic"], row["partition"]), (row["epoch"], row["turn"]), row
 
         resumed = {tp: turn for tp, turn, _ in turns({"kind": TurnKind.RESUME.value, "paused": False})}
         found = dict[TopicPartition, PauseAct]()
-        for tp, turn, row in turns({"paused": True}):
+        # Not the rows of the other turns, which a lane with a paused partition has as many of as turns.
+        pausing = ds.field("kind").isin([TurnKind.PAUSE.value, TurnKind.VOID.value])
+        for tp, turn, row in turns({"paused": True}, pausing | (ds.field("evidence") == LOST_BY_OPERATOR)):
             if turn > resumed.get(tp, (-1, -1)):
                 found.setdefault(tp, PauseAct(row["settled_at"], row["actor"] or "", row["reason"] or ""))
         return found

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -122,15 +123,18 @@ class Place:
     the same files as in the client."""
 
     folder: str
-    number: tuple[int, int]
-    """Device and number of the folder. A machine behind a tunnel has another one at this path, or none."""
+    number: tuple[str, int, int]
+    """The boot of the machine, and device and number of the folder: a machine behind a tunnel has others."""
     paths: tuple[str, ...]
 
     @classmethod
     def of_this_process(cls, paths: Iterable[str]) -> "Place":
         """Returns the place of this process, which imports from `paths`."""
-        folder = os.getcwd()
-        return cls(folder, _number(folder), tuple(paths))
+        try:
+            folder = os.getcwd()
+            return cls(folder, _number(folder), tuple(paths))
+        except OSError:  # the folder was removed: no process can enter it
+            return cls("", ("", 0, 0), tuple(paths))
 
     def enter(self) -> None:
         """Makes this the place of this process, if it is on this machine."""
@@ -143,9 +147,9 @@ class Place:
         sys.path[:] = dict.fromkeys([*self.paths, *sys.path])
 
 
-def _number(folder: str) -> tuple[int, int]:
-    found = os.stat(folder)
-    return found.st_dev, found.st_ino
+def _number(folder: str) -> tuple[str, int, int]:
+    found, boot = os.stat(folder), Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text() if boot.exists() else "", found.st_dev, found.st_ino
 
 
 @dataclass(frozen=True, slots=True)
