@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 55_893
-TESTS_CEILING = 68_500
+TESTS_CEILING = 68_507
 
 
 def lines(files: "list[Path]") -> int:

@@ -33,7 +33,7 @@ from ackline.spark.connect import _shared_session, session_id
 from ackline.spark.job import check_replay, run_replay
 from ackline.spark.master import MASTER
 from ackline.spark.session import open_session
-from ackline.spark.settings import ARCHIVE, build_archive
+from ackline.spark.settings import ARCHIVE, build_archive, import_paths
 from ackline.steps.plan import plan
 from tests.conftest import MakeTopic
 from tests.kafka.kafka_log import delete_before
@@ -77,6 +77,7 @@ def session(server: SparkServer, tmp_path_factory: pytest.TempPathFactory) -> It
         patch.setenv(MASTER, server.url)
         patch.setenv("ACKLINE_PIPELINES", str(pipelines))
         patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+        PATHS[:] = import_paths()
         opened = open_session()
         yield opened
         opened.stop()
@@ -295,7 +296,7 @@ def test_a_client_that_ends_leaves_the_job_of_another_in_the_same_session(lab: L
 
     def end_another() -> None:
         assert wait_until(lambda: calls_of(lab, tp) >= 2, 120)
-        ended.append(run_script(OPENS, ACKLINE_PIPELINES=os.environ["ACKLINE_PIPELINES"],
+        ended.append(run_script(OPENS, *PATHS, ACKLINE_PIPELINES=os.environ["ACKLINE_PIPELINES"],
                                 ACKLINE_SPARK_MASTER=server.url).stdout)  # fmt: skip
 
     other = threading.Thread(target=end_another)
@@ -308,9 +309,15 @@ def test_a_client_that_ends_leaves_the_job_of_another_in_the_same_session(lab: L
 
 
 OPENS = """
+import sys
+from ackline.spark import connect
 from ackline.spark.session import open_session
+connect.import_paths = lambda: sys.argv[1:]
 print(open_session().session_id)
 """
+"""Opens a session as another process that imports from the folders of its arguments."""
+PATHS: list[str] = []
+"""The folders from which this process imported when it opened its session."""
 
 
 def wrote(file: Path, content: str) -> Path:
