@@ -174,7 +174,7 @@ def test_a_file_named_after_its_pipeline_is_found_before_any_other_is_read(
     write_file: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_file(name="orders.yaml")
-    monkeypatch.setattr("ackline.pipeline.folder._files", lambda _: pytest.fail("reads the folder"))
+    monkeypatch.setattr("ackline.pipeline.folder.pipeline_files", lambda _: pytest.fail("reads the folder"))
     assert load_pipeline(tmp_path, "orders") == load(path)
 
 
