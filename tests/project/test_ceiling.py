@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 55_893
-TESTS_CEILING = 68_507
+TESTS_CEILING = 68_511
 
 
 def lines(files: "list[Path]") -> int:
