@@ -132,7 +132,7 @@ def test_no_other_module_catches_what_the_libraries_raise() -> None:
         f"{path.name}:{node.lineno}"
         for room in ("delta", "tables", "audit", "outputs")
         for path in sorted(Path(ackline.errors.__file__).parent.glob(f"{room}/*.py"))
-        if path.name not in ("folder.py", "sql.py")
+        if path.name not in ("errors.py", "folder.py", "sql.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ExceptHandler) and node.type is not None
         for name in ast.walk(node.type)
