@@ -222,6 +222,9 @@ def test_a_group_of_another_type_is_named_with_and_without_members_s37(
             for request in requests:
                 with pytest.raises(GroupTaken, match=f"the id {name} .* a share group or a Kafka Streams group"):
                     request()
+            fill(broker, tp.topic, 2)
+            with ExactReader({**kafka, "group.id": name}, "read_committed") as reader:
+                assert len(list(reader.read({tp: range(2)}))) == 2, "a backfill, which commits nothing, still reads"
         with pytest.raises(GroupTaken):
             group.members()
         assert group.committed([tp]) == {}

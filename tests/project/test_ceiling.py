@@ -15,14 +15,14 @@ CEILINGS = {
     "ledger": 3_793,
     "pipeline": 3_319,
     "forms": 1_002,
-    "kafka": 2_890,
+    "kafka": 2_894,
     "delta": 2_802,
     "tables": 2_477,
     "audit": 1_157,
     "worker": 3_270,
     "trees": 4_362,
     "spark": 3_037,
-    "lane": 3_009,
+    "lane": 3_022,
     "outputs": 2_056,
     "in_flight": 512,
     "dead_letters": 207,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_893
-TESTS_CEILING = 68_511
+PACKAGE_CEILING = 55_910
+TESTS_CEILING = 68_520
 
 
 def lines(files: "list[Path]") -> int:

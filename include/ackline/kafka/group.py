@@ -215,7 +215,11 @@ class Group(Closing):
 
     def _is_listed(self) -> bool:
         """Returns whether any broker lists a group of this id, of whatever type. False if one does not answer: a group
-        of another type then refuses the commit."""
+        of another type then refuses the commit.
+
+        `list_groups` warns that it is deprecated. What the client names in its place, `list_consumer_groups`, lists no
+        group of another type (confluent-kafka 2.16).
+        """
         try:
             return bool(self._admin.list_groups(self.group_id, timeout=self._request_timeout))
         except KafkaException:
