@@ -10,7 +10,7 @@ from ackline.actions.perform import choose_targets
 from ackline.backfill import run
 from ackline.backfill.perform import backfill_pipeline
 from ackline.backfill.run import plan_backfill
-from ackline.errors import ConfigError, FatalError
+from ackline.errors import ConfigError, FatalError, GroupTaken
 from ackline.forms.arguments import BackfillArguments, PartitionChoice
 from ackline.ledger.turns import TurnKind
 from ackline.pipeline.pipeline import Pipeline
@@ -165,11 +165,17 @@ def test_s70_a_lane_stores_in_tables_of_its_own_and_commits_nothing() -> None:
     ]  # fmt: skip
 
 
-def test_s70_a_lane_runs_while_the_group_has_members_or_was_moved() -> None:
+def test_s70_a_lane_runs_while_the_group_has_members_or_was_moved_or_its_id_is_that_of_another_type() -> None:
     live = settled_lane(OK, OK)
     live.world.members.append("console")
     live.move_group(TP, 0)
     assert MemoryBackfill(live, "b", "orders").run().settled
+    live.world.taken = "a share group"
+    lane = MemoryBackfill(live, "c", since="1h ago")
+    lane.begin()
+    assert lane.run().settled
+    with pytest.raises(GroupTaken):
+        live.run()
 
 
 def test_s70_overlapping_lanes_and_live_turns_do_not_notice_each_other() -> None:

@@ -8,7 +8,7 @@ which Kafka lets offsets be committed, or Describe in a pipeline that commits no
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from ackline.errors import SETTINGS_PAGE, MissingRights
+from ackline.errors import SETTINGS_PAGE, GroupTaken, MissingRights
 from ackline.kafka.config import brokers, login_name, login_text
 from ackline.lane.adapters import Adapters
 from ackline.ledger.turns import Settlement
@@ -39,13 +39,26 @@ def needed_rights(adapters: Adapters, topics: Iterable[str]) -> list[Right]:
 
 def missing_rights(adapters: Adapters, topics: Collection[str]) -> list[Right]:
     """Returns the rights that the login lacks to read `topics`, of those that the broker tells about: a topic that does
-    not exist has none, unless the login may not even ask for it."""
+    not exist has none, unless the login may not even ask for it.
+
+    Raises GroupTaken if the id of a group to which the lane commits is that of a group of another type.
+    """
     needed = needed_rights(adapters, topics)
     of_topics = adapters.cluster.operations({right.name for right in needed if right.kind == "topic"})
     known = [name for name, operations in of_topics.items() if operations]
-    of_group = adapters.group.operations(*known[:1])
+    of_group = _operations_on_group(adapters, known[:1])
     allowed = [(right, of_group if right.kind == "group" else of_topics.get(right.name)) for right in needed]
     return [right for right, operations in allowed if operations is not None and right.operation not in operations]
+
+
+def _operations_on_group(adapters: Adapters, probe: Iterable[str]) -> frozenset[str] | None:
+    """Returns what the login may do with the group; None if not known."""
+    try:
+        return adapters.group.operations(*probe)
+    except GroupTaken:
+        if adapters.commits:
+            raise
+        return None  # a backfill only reads, and readers join no group, of whatever type
 
 
 def check_rights(adapters: Adapters, newest: Settlement | None) -> None:
