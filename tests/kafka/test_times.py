@@ -43,7 +43,7 @@ def choose(broker: Broker) -> Callable[..., Mapping[TopicPartition, OfTimes]]:
             adapters = cast(Adapters, SimpleNamespace(cluster=cluster, reader=reader))
             logs = cluster.bounds(TopicPartition(topic, number) for number in range(partitions))
             at = [None if hour is None else NOW + hour * HOUR for hour in (since, until)]
-            return of_times(adapters, logs, *at)
+            return of_times(adapters, {tp: [OffsetRange(log.start, log.end)] for tp, log in logs.items()}, *at)
 
     return chosen
 

@@ -15,7 +15,7 @@ from ackline.backfill.perform import choice_text
 from ackline.errors import FatalError
 from ackline.lane import times
 from ackline.lane.times import of_times
-from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.offsets import OffsetRange, joined
 from ackline.ledger.turns import TurnKind
 from tests.support.memory_lane import NOON, OK, TP, MemoryBackfill, MemoryLane
 
@@ -47,22 +47,26 @@ AHEAD = (10, *range(-48, 0))
     st.sets(st.integers(0, 11)),
     st.none() | st.integers(-10, 10),
     st.none() | st.integers(-10, 10),
+    st.sets(st.integers(0, 11)),
 )
-def test_exactly_the_records_of_the_times_are_chosen_in_any_order_of_timestamps(
-    hours: list[int], gone: set[int], since: int | None, until: int | None
+def test_exactly_the_asked_records_of_the_times_are_chosen_in_any_order_of_timestamps(
+    hours: list[int], gone: set[int], since: int | None, until: int | None, left_out: set[int]
 ) -> None:
     if since is None and until is None:
         return
     lane = stamped(*hours)
     lane.log().compacted.update(gone)
     adapters = lane.adapters()
-    found = of_times(adapters, adapters.cluster.bounds([TP]), at(since), at(until))[TP]
+    asked = set(range(len(hours))) - left_out
+    ranges = joined(OffsetRange(offset, offset + 1) for offset in asked)
+    found = of_times(adapters, {TP: ranges}, at(since), at(until))[TP]
     wanted = [
         offset
         for offset, hour in enumerate(hours)
-        if (since is None or hour >= since) and (until is None or hour < until) and offset not in gone
+        if (since is None or hour >= since) and (until is None or hour < until) and offset in asked - gone
     ]
-    assert [offset for offset in offsets(found.chosen) if offset not in gone] == wanted
+    assert [offset for offset in offsets(found.chosen) if offset in asked - gone] == wanted
+    assert lane.operations.count("fetch") <= len(asked)
     assert (found.not_looked_at, found.open_end) == ((), until is not None and all(hour < until for hour in hours))
 
 
@@ -73,6 +77,21 @@ def test_one_record_ahead_of_its_time_hides_none_from_a_backfill_by_time() -> No
     assert "not in the order of their timestamps in orders[0]: 10 out of place" in choice_text("lane", "b", chosen, 99)
     late = MemoryBackfill(lane, since="2h ago").choose()
     assert offsets(late.partitions[TP].ranges) == [0, 47, 48]
+
+
+@pytest.mark.parametrize("given", [{"since": "60h ago"}, {"until": "1h ago"}, {"since": "60h ago", "until": "1h ago"}])
+def test_only_asked_offsets_are_looked_at_and_not_what_lies_between_ranges(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = stamped(*[-70, 10, *range(-48, 0)])
+    ranges = ["orders:0:0-3", "orders:0:40-42"]
+    chosen = MemoryBackfill(lane, "b", *ranges, **given).choose()
+    wanted = {1, 2, 40, 41} - ({1} if "until" in given else set()) | ({0} if "since" not in given else set())
+    assert (offsets(chosen.partitions[TP].ranges), lane.operations.count("fetch")) == (sorted(wanted), 4)
+    monkeypatch.setattr(times, "MOST_LOOKED_AT", 2)
+    notes = " ".join(MemoryBackfill(lane, "b", *ranges, **given).choose().notes)
+    assert "orders[0] [40, 42)" in notes
+    assert "[3, 40)" not in notes
 
 
 def test_a_choice_in_a_log_in_order_says_nothing() -> None:

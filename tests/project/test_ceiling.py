@@ -22,14 +22,14 @@ CEILINGS = {
     "worker": 3_270,
     "trees": 4_362,
     "spark": 3_037,
-    "lane": 3_022,
+    "lane": 3_044,
     "outputs": 2_056,
     "in_flight": 512,
     "dead_letters": 207,
     "steps": 1_664,
     "actions": 1_985,
     "answers": 1_676,
-    "backfill": 1_158,
+    "backfill": 1_155,
     "airflow": 2_515,
     "ui": 2_505,
     "local": 2_262,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_910
-TESTS_CEILING = 68_520
+PACKAGE_CEILING = 55_929
+TESTS_CEILING = 68_539
 
 
 def lines(files: "list[Path]") -> int:

@@ -92,13 +92,10 @@ def _looked_up(
     since: datetime | None,
     until: datetime | None,
 ) -> dict[TopicPartition, OfTimes]:
-    """Returns which offsets of the logs are of the times, from the first asked offset to the last one."""
+    """Returns which of the asked offsets in the logs are of the times."""
     check_rights_to_read(adapters, {tp.topic for tp in asked})
-    around = {}
-    for tp, ranges in asked.items():
-        low = min(max(ranges[0].start, logs[tp].start), logs[tp].end)
-        around[tp] = LogBounds(low, max(low, min(ranges[-1].end, logs[tp].end)))
-    return of_times(adapters, around, since, until)
+    in_logs = {tp: clipped(ranges, logs[tp].start, logs[tp].end) for tp, ranges in asked.items()}
+    return of_times(adapters, in_logs, since, until)
 
 
 def newest_outcomes(epochs: Iterable[tuple[Ranges, Ranges]]) -> list[Ranges]:

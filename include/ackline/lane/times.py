@@ -19,13 +19,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain, islice
 
 from ackline.errors import AcklineError, FatalError, MissingRights, counted
+from ackline.forms.arguments import LAST
 from ackline.kafka.cluster import milliseconds_of
 from ackline.kafka.exact import Found
 from ackline.lane.adapters import Adapters
 from ackline.lane.log_checks import listed
-from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, joined
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, clipped, joined
 
 MOST_LOOKED_AT = 1_000_000
 """Offsets of all partitions whose timestamps are read, behind the times and again between them."""
@@ -35,9 +37,10 @@ MOST_SECONDS = 60.0
 
 @dataclass(slots=True)
 class _Part:
-    """A part of a log that is looked at, and which of its offsets belong to the times."""
+    """The asked offsets of a part of a log, which are looked at, and which of them belong to the times. What is chosen
+    may contain offsets between them."""
 
-    offsets: OffsetRange
+    offsets: Sequence[OffsetRange]
     ordered: bool
     """Whether the offsets belong to the times if the log is in order."""
     next: int
@@ -57,9 +60,18 @@ class _Part:
 
     def finish(self) -> None:
         """Takes what was not looked at as ordered."""
-        if self.ordered and self.began is None:
-            self.began = self.next
-        self._end(self.offsets.end if self.ordered else self.next)
+        self._end(self.next)
+        if self.ordered:
+            self.chosen += self.left()
+
+    def left(self) -> list[OffsetRange]:
+        """Returns the offsets that were not looked at."""
+        return clipped(self.offsets, self.next, self.end)
+
+    @property
+    def end(self) -> int:
+        """The end of the last range; 0 without one."""
+        return self.offsets[-1].end if self.offsets else 0
 
     def _end(self, offset: int) -> None:
         if self.began is not None:
@@ -100,23 +112,24 @@ def notes_of(found: Mapping[TopicPartition, OfTimes]) -> tuple[str, ...]:
 
 def of_times(
     adapters: Adapters,
-    logs: Mapping[TopicPartition, LogBounds],
+    asked: Mapping[TopicPartition, Sequence[OffsetRange]],
     since: datetime | None,
     until: datetime | None,
 ) -> dict[TopicPartition, OfTimes]:
-    """Returns for each log which offsets have a timestamp from `since` on and before `until`; None is no bound.
+    """Returns which of the asked offsets have a timestamp from `since` on and before `until`; None is no bound.
 
-    Raises what `Cluster.bounds` and the exact reader raise.
+    `asked` are ranges of each log, ascending and apart. Only their records are looked at; what is chosen may contain
+    offsets between them. Raises what `Cluster.bounds` and the exact reader raise.
     """
-    firsts = adapters.cluster.offsets_at(logs, since) if since is not None else None
-    ends = adapters.cluster.offsets_at(logs, until) if until is not None else None
+    firsts = adapters.cluster.offsets_at(asked, since) if since is not None else None
+    ends = adapters.cluster.offsets_at(asked, until) if until is not None else None
     low = milliseconds_of(since) if since is not None else None
     high = milliseconds_of(until) if until is not None else None
-    between, behind = dict[TopicPartition, OffsetRange](), dict[TopicPartition, OffsetRange]()
-    for tp, log in logs.items():
-        first = _within(log, firsts[tp]) if firsts is not None else log.start
-        end = max(first, _within(log, ends[tp])) if ends is not None else log.end
-        between[tp], behind[tp] = OffsetRange(first, end), OffsetRange(end, log.end)
+    between, behind = dict[TopicPartition, _Asked](), dict[TopicPartition, _Asked]()
+    for tp, ranges in asked.items():
+        first = _or_last(firsts[tp]) if firsts is not None else 0
+        end = max(first, _or_last(ends[tp])) if ends is not None else LAST
+        between[tp], behind[tp] = clipped(ranges, first, end), clipped(ranges, end, LAST)
     deadline = time.monotonic() + MOST_SECONDS
     # What is behind comes first: what is missed there is not read at all, what is too much between is read in vain.
     parts = [
@@ -124,7 +137,7 @@ def of_times(
         # Below the answer for `until` each record is stamped before it, so without `since` all of them belong.
         _looked_at(adapters, between, low, high, deadline, ordered=True) if low is not None else _all_of(between),
     ]
-    return {tp: _of_parts([each[tp] for each in parts], ends is not None and ends[tp] is None) for tp in logs}
+    return {tp: _of_parts([each[tp] for each in parts], ends is not None and ends[tp] is None) for tp in asked}
 
 
 def stamped_before(
@@ -133,7 +146,7 @@ def stamped_before(
     """Returns a sentence for each of `logs` that holds records stamped before `at`, or may. Each begins at Kafka's
     answer for that time. Raises no error: a way out of a damaged log must stay one."""
     try:
-        found = of_times(adapters, logs, at, None)
+        found = of_times(adapters, {tp: [OffsetRange(log.start, log.end)] for tp, log in logs.items()}, at, None)
     except AcklineError as error:
         return dict.fromkeys(logs, f"whether records from there on are stamped before the time is not known: {error}")
     return {tp: text for tp, of in found.items() if (text := _from_start(logs[tp], of, at))}
@@ -155,22 +168,24 @@ def _from_start(log: LogBounds, of: OfTimes, at: datetime) -> str:
     return "; ".join(notes)
 
 
-def _within(log: LogBounds, offset: int | None) -> int:
-    return log.end if offset is None else min(max(offset, log.start), log.end)
+_Asked = Sequence[OffsetRange]
 
 
-def _all_of(ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, _Part]:
-    return {tp: _Part(part, ordered=True, next=part.end, began=part.start) for tp, part in ranges.items()}
+def _or_last(offset: int | None) -> int:
+    return LAST if offset is None else offset
+
+
+def _all_of(asked: Mapping[TopicPartition, _Asked]) -> dict[TopicPartition, _Part]:
+    return {tp: _Part(ranges, ordered=True, next=LAST, chosen=list(ranges)) for tp, ranges in asked.items()}
 
 
 def _of_parts(parts: Sequence[_Part], open_end: bool) -> OfTimes:
     for part in parts:
         part.finish()
-    left = [OffsetRange(part.next, part.offsets.end) for part in parts]
     return OfTimes(
         joined(each for part in parts for each in part.chosen),
         sum(part.misplaced for part in parts),
-        tuple(each for each in sorted(left) if each),
+        tuple(sorted(each for part in parts for each in part.left())),
         open_end,
     )
 
@@ -186,16 +201,16 @@ def _shares(sizes: Mapping[TopicPartition, int], most: int) -> dict[TopicPartiti
 
 def _looked_at(
     adapters: Adapters,
-    ranges: Mapping[TopicPartition, OffsetRange],
+    asked: Mapping[TopicPartition, _Asked],
     low: int | None,
     high: int | None,
     deadline: float,
     *,
     ordered: bool,
 ) -> dict[TopicPartition, _Part]:
-    parts = {tp: _Part(part, ordered, next=part.start) for tp, part in ranges.items()}
-    shares = _shares({tp: len(part) for tp, part in ranges.items() if part}, MOST_LOOKED_AT)
-    wanted = {tp: range(ranges[tp].start, ranges[tp].start + share) for tp, share in shares.items() if share}
+    parts = {tp: _Part(ranges, ordered, next=0) for tp, ranges in asked.items()}
+    shares = _shares({tp: sum(map(len, ranges)) for tp, ranges in asked.items() if ranges}, MOST_LOOKED_AT)
+    wanted = {tp: _first_of(asked[tp], share) for tp, share in shares.items() if share}
     open_tps = set(wanted)
     if not wanted or (low is None and high is None):
         return parts
@@ -211,11 +226,18 @@ def _looked_at(
                 belongs = (low is None or stamp >= low) and (high is None or stamp < high)
                 part.add(answer.offset, belongs)
                 if by_broker and _proves_rest(stamp, low, high, ordered):
-                    part.next = part.offsets.end
+                    part.next = part.end
                     open_tps.discard(tp)
             if not open_tps or time.monotonic() > deadline:
                 break
     return parts
+
+
+def _first_of(ranges: _Asked, most: int) -> Sequence[int]:
+    """Returns the first `most` offsets; those of one range without a list of them."""
+    first = range(ranges[0].start, ranges[0].end)[:most]
+    every = chain.from_iterable(range(each.start, each.end) for each in ranges)
+    return first if len(first) == most else list(islice(every, most))
 
 
 @contextmanager
