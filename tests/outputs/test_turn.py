@@ -303,6 +303,26 @@ def test_a_table_that_goes_after_the_plan_or_the_settlement_is_not_made_anew_eit
         assert (lane.committed(), rows_of(table)) == (2, [1])
 
 
+def test_a_table_that_the_file_does_not_name_any_more_and_that_waits_for_rows_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with lane_of(EMITS) as lane:
+        table = lane.root / "lane" / "outputs" / "totals"
+        lane.produce(b"{}")
+        lane.run()
+        lane.produce(b"{}")
+        with monkeypatch.context() as patch:
+            patch.setattr(OutputTable, "append", away)
+            lane.run_fails(FatalError, "the table is away")
+        shutil.rmtree(table)
+        lane.settings["outputs"] = [{"from": "source", "table": "others"}]
+        lane.run_fails(LedgerError, "totals does not exist any more.*`ackline run lane --table-gone totals`")
+        with pytest.raises(ConfigError, match="table_gone: total is no output table of lane; did you mean totals"):
+            lane.run(gone(lane, "total"))
+        lane.run(gone(lane))
+        assert (lane.committed(), rows_of(table)) == (2, [1])
+
+
 def test_a_table_of_the_live_lane_that_is_gone_stops_a_backfill() -> None:
     with lane_of(EMITS) as lane:
         lane.produce(b"{}")

@@ -26,7 +26,7 @@ CEILINGS = {
     "outputs": 2_056,
     "in_flight": 512,
     "dead_letters": 207,
-    "steps": 1_664,
+    "steps": 1_665,
     "actions": 1_985,
     "answers": 1_676,
     "backfill": 1_155,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_929
-TESTS_CEILING = 68_539
+PACKAGE_CEILING = 55_930
+TESTS_CEILING = 68_559
 
 
 def lines(files: "list[Path]") -> int:

@@ -25,7 +25,7 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.planning import Limits, PartitionView
 from ackline.ledger.turns import ACK_POSITION, Plan, PlannedPartition, Settlement, TurnKind
-from ackline.outputs.expected import older_copies, older_copy_error
+from ackline.outputs.expected import expected_of, older_copies, older_copy_error
 from ackline.outputs.output_table import location_of
 from ackline.outputs.staged import outputs_of
 from ackline.scrub import scrub_address
@@ -114,10 +114,11 @@ def limits_of(adapters: Adapters, max_records: int | None, fresh: bool = True) -
 
 
 def _check_request(adapters: Adapters, newest: Settlement) -> None:
-    tables = {
-        output.table: location_of(adapters.store, output.table) for output in outputs_of(adapters) if output.table
-    }
-    for name in adapters.request.table_gone:
+    gone, named = adapters.request.table_gone, [output.table for output in outputs_of(adapters) if output.table]
+    # Rows may wait for a table that the file does not name any more.
+    known = (*named, *expected_of(adapters.store, newest)) if gone else ()
+    tables = {name: location_of(adapters.store, name) for name in known}
+    for name in gone:
         if location_of(adapters.store, name) not in tables.values():
             raise ConfigError(
                 f"{TABLE_GONE.name}: {scrub_address(name)} is no output table of {adapters.pipeline.name}"
