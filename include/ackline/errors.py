@@ -121,6 +121,11 @@ class OffsetsPending(TransientError):
     known. It passes by itself, unless the transaction hangs: then the operator ends it with Kafka's tools."""
 
 
+class HandedOut(TransientError):
+    """Another process works on the turn, or has begun it and may still report. It passes when that process ends or
+    `lost_after` is over."""
+
+
 class GroupMoved(FatalError):
     """Another client has moved the consumer group. The operator sets `on_external_reset` to `follow` or `restore`
     (S36)."""

@@ -11,13 +11,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
-    "the root": 1_164,
+    "the root": 1_169,
     "ledger": 3_793,
     "pipeline": 3_319,
     "forms": 1_002,
     "kafka": 2_894,
     "delta": 2_802,
-    "tables": 2_477,
+    "tables": 2_479,
     "audit": 1_157,
     "worker": 3_270,
     "trees": 4_362,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_930
-TESTS_CEILING = 68_559
+PACKAGE_CEILING = 55_937
+TESTS_CEILING = 68_561
 
 
 def lines(files: "list[Path]") -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ackline.errors import AcklineError, FatalError, GroupMoved, TransientError, TurnVoided
+from ackline.errors import AcklineError, FatalError, GroupMoved, HandedOut, TransientError, TurnVoided
 from ackline.lane.lease import TurnLease, WhenHeld
 from ackline.ledger.turns import TurnId
 from ackline.pipeline.folder import lane_folder
@@ -188,3 +188,5 @@ def test_a_transient_error_that_repeats_without_progress_three_times_says_so(tab
     store.count_start(plan(1))
     assert stops(), "a start alone is no progress"
     assert [stops(FatalError), stops(), stops(), stops()] == [False, False, False, True]
+    assert [stops(HandedOut), stops(), stops(), stops()] == [False, False, False, True], "another process was at work"
+    assert [stops(HandedOut) for _ in range(4)] == [False] * 4

@@ -40,10 +40,10 @@ from ackline.errors import (
     FatalError,
     GroupBusy,
     GroupMoved,
+    HandedOut,
     NewerCommit,
     RangeGone,
     TopicChanged,
-    TransientError,
     TurnVoided,
 )
 from ackline.lane.adapters import Adapters
@@ -157,7 +157,7 @@ def _check_group(adapters: Adapters, plan: Plan, newest: Settlement) -> None:
 def take_start_marker(adapters: Adapters, plan: Plan) -> bool:
     """Takes the start marker. Returns True if this process, and no other ever, hands the plan's records out.
 
-    If another process has taken the marker, raises TransientError until `lost_after` has passed. Then records what was
+    If another process has taken the marker, raises HandedOut until `lost_after` has passed. Then records what was
     handed out as lost, and returns False.
     """
     if adapters.store.store_start_marker(plan, adapters.run_id, adapters.now()):
@@ -168,7 +168,7 @@ def take_start_marker(adapters: Adapters, plan: Plan) -> bool:
     # before a process takes it, and that process may still report.
     until = (adapters.store.started_at(plan.turn) or plan.planned_at) + adapters.pipeline.lost_after
     if adapters.now() < until:
-        raise TransientError(
+        raise HandedOut(
             f"{plan.turn} was handed out by another process, which may still report; what it has not reported by "
             f"{until.isoformat(timespec='seconds')} is lost. Run again then, or record it as lost at once with "
             f"`{Way.VOID.of(plan.turn)}`"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 
-from ackline.errors import TransientError
+from ackline.errors import HandedOut
 from ackline.ledger.turns import TurnId
 from ackline.stored import DamagedError
 from ackline.tables.layout import LeaseFile
@@ -38,7 +38,7 @@ class WhenHeld(Enum):
     TAKE_OVER = "take over"
     """It takes the lease, and both replay the turn."""
     REFUSE = "refuse"
-    """It raises TransientError. So does the Spark driver of Airflow: its task waits for a lease without a worker."""
+    """It raises HandedOut. So does the Spark driver of Airflow: its task waits for a lease without a worker."""
 
 
 @contextmanager
@@ -74,7 +74,7 @@ class TurnLease:
     def held(self, turn: TurnId) -> Iterator[bool]:
         """Holds the lease of a turn during the context; first waits for another holder. Yields whether it has waited.
 
-        Raises TransientError under REFUSE if another process holds it.
+        Raises HandedOut under REFUSE if another process holds it.
         """
         waited = self._wait(turn)
         lease = Lease.of_this_process(turn, self.run_id, self.clock())
@@ -134,7 +134,7 @@ class TurnLease:
         if lease is None:
             return False
         if self.when_held is WhenHeld.REFUSE:
-            raise TransientError(f"{turn} is being replayed by {lease}; run this again when that has ended")
+            raise HandedOut(f"{turn} is being replayed by {lease}; run this again when that has ended")
         if self.when_held is WhenHeld.TAKE_OVER:
             log.warning("%s is being replayed by %s; taken over", turn, lease)
             return False

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from ackline.errors import AcklineError, TransientError, command_of
+from ackline.errors import AcklineError, HandedOut, TransientError, command_of
 from ackline.ledger.turns import TurnId
 from ackline.stored import Stored
 
@@ -203,7 +203,8 @@ class StoppedRun(Stored):
     """How far the lane was: also of a run that had no turn, which has stopped before its plan, or of a lane that has
     not begun."""
     times: int = 1
-    """How many runs in a row have stopped there with an error that may end by itself, this one included."""
+    """How many runs in a row have stopped there with an error that may end by itself, this one included; 0 for one that
+    leaves the turn to another process."""
 
     def __post_init__(self) -> None:
         if self.at.tzinfo is None:
@@ -216,8 +217,9 @@ class StoppedRun(Stored):
     ) -> "StoppedRun":  # fmt: skip
         """Returns the note of a run that has stopped with this error; `before` is that of the run before it. Adds to a
         transient error that it comes again and again, because each run by itself calls it one that may pass."""
-        lasting, times = not isinstance(error, TransientError), 1
-        if not lasting and before is not None and not before.lasting and before.position == position:
+        lasting = not isinstance(error, TransientError)
+        times = 0 if isinstance(error, HandedOut) else 1  # another process is at work, so this one repeats nothing
+        if times and not lasting and before is not None and not before.lasting and before.position == position:
             times = before.times + 1
         if times >= _REPEATED:
             error.add_advice(
