@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from ackline.actions.objects import run_object
+from ackline.actions.void import void_open_turn
 from ackline.answers.explain import explain_partitions, explain_record
 from ackline.answers.overview import summary_of
 from ackline.answers.status import PartitionStatus, status, status_and_missing
+from ackline.backfill.run import plan_backfill
 from ackline.ledger.planning import OPEN_TRANSACTION
 from ackline.ledger.states import State
 from ackline.ledger.turns import TurnKind
 from tests.cli.memory_command import MemoryCommand
-from tests.support.memory_lane import NOON, OK, TP, MemoryLane
+from tests.support.memory_lane import NOON, OK, TP, MemoryBackfill, MemoryLane
 
 OPENED = NOON + timedelta(minutes=1)
 
@@ -107,6 +109,20 @@ def test_s43_a_lane_that_has_read_into_the_transaction_is_not_truncated() -> Non
     lane.settings["kafka"] = {"isolation": "read_committed"}
     found = status_of(lane)
     assert (found.why, found.lag, found.log_end, found.high_watermark, *held(found)) == (None, 0, 5, 6, NOON, 1)
+
+
+def test_no_turn_of_a_backfill_stores_what_is_no_part_of_its_choice(lane: MemoryLane) -> None:
+    backfill = MemoryBackfill(lane, "b", "orders:0:0-4")
+    backfill.begin()
+    for void in (True, False):
+        plan = plan_backfill(backfill.adapters()).plan
+        assert plan is not None
+        assert plan.partitions[TP].log.open_transaction == 6
+        if void:
+            void_open_turn(backfill.adapters(), plan.turn, "why")
+        else:
+            backfill.run()
+        assert not [name for name in backfill.newest().partitions[TP].metrics or () if "transaction" in name]
 
 
 def test_the_commands_run_plan_and_doctor_name_it(

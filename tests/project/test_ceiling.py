@@ -22,7 +22,7 @@ CEILINGS = {
     "worker": 3_270,
     "trees": 4_362,
     "spark": 3_037,
-    "lane": 3_044,
+    "lane": 3_043,
     "outputs": 2_056,
     "in_flight": 512,
     "dead_letters": 207,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_937
-TESTS_CEILING = 68_561
+PACKAGE_CEILING = 55_936
+TESTS_CEILING = 68_577
 
 
 def lines(files: "list[Path]") -> int:

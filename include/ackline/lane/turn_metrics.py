@@ -135,7 +135,6 @@ def with_metrics(
             # A backfill lane is not behind the log's end: it is behind what it was to read.
             lag = settled.state.unsettled_in(chosen[tp])
             metrics["lag"], behind = float(lag), is_behind(lag, 0)
-            metrics = {name: value for name, value in metrics.items() if name not in (OPEN_TRANSACTION, OPEN_SINCE)}
         metrics |= fetch_metrics(earlier, report.fetches.get(tp) if report else None)
         unrecorded = report.counts.get(tp, {}) if report is not None and not report.recorded else {}
         metrics |= signals_after(
