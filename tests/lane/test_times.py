@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ackline.actions.form import ActionRequest
 from ackline.actions.perform import _OnLane
 from ackline.backfill.perform import choice_text
-from ackline.errors import FatalError
+from ackline.errors import ConfigError, FatalError
 from ackline.lane import times
 from ackline.lane.times import of_times
 from ackline.ledger.offsets import OffsetRange, joined
@@ -142,6 +142,13 @@ def test_a_start_by_time_leaves_out_no_later_record_and_names_the_earlier_ones_b
     genesis = next(iter(lane.world.tables.settlements.values()))
     assert "46 records of the 49 offsets from 0 on are stamped before" in (genesis.partitions[TP].evidence or "")
     assert "46 records of the 49 offsets" in caplog.text
+
+
+def test_a_start_by_time_looks_at_no_log_before_the_outputs_are_checked() -> None:
+    outputs = [{"from": "source", "topic": "mistyped"}]
+    lane = stamped(*AHEAD, start="timestamp", start_timestamp=(NOON - 2 * HOUR).isoformat(), outputs=outputs)
+    lane.run_fails(ConfigError, "output topic mistyped .* does not exist")
+    assert lane.operations.count("fetch") == 0
 
 
 @pytest.mark.parametrize("previewed", [True, False])

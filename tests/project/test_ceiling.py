@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 55_936
-TESTS_CEILING = 68_577
+TESTS_CEILING = 68_584
 
 
 def lines(files: "list[Path]") -> int:

@@ -162,8 +162,8 @@ class _Planning:
     def begin_lane(self) -> None:
         """Stores the first genesis. All checks come before it, so that a first run that can't work stores nothing."""
         view = _checked_view(self.adapters, None)
-        genesis = genesis_partitions(self.adapters, None, view, to_store=True)
         check_outputs(self.adapters)
+        genesis = genesis_partitions(self.adapters, None, view, to_store=True)  # may look at the logs' timestamps
         store_first_genesis(self.adapters, genesis, "first run")
 
     def end_turn(self, open_plan: Plan, newest: Settlement) -> bool:
