@@ -132,6 +132,20 @@ def test_a_commit_to_a_coordinator_that_moves_is_repeated_until_all_is_committed
     assert client.requests == 4
 
 
+def test_a_coordinator_that_answers_within_the_time_of_a_request_is_not_taken_for_one_with_a_transaction() -> None:
+    class Slow(Client):
+        def committed(self, partitions: Any, timeout: float) -> list[SimpleNamespace]:
+            if timeout < 7:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return super().committed(partitions, timeout)
+
+    client = Slow()
+    client.stored[FINE] = Committed(3, "ours")
+    slow = group(client)
+    slow._request_timeout = 10
+    assert slow.committed([FINE]) == {FINE: Committed(3, "ours")}
+
+
 def members_of(listed: Any, *described: Any) -> list[str]:
     client = Client()
     client.described, client.listed = list(described), listed
@@ -268,6 +282,7 @@ def test_offsets_in_an_open_transaction_are_named_and_no_probe_waits_for_them(
 ) -> None:
     """Until it ends, Kafka does not return what the group has committed as stable."""
     monkeypatch.setattr(kafka_group, "_STABLE_TIMEOUT", 1.0)
+    monkeypatch.setattr(our_group, "_request_timeout", 3.0)
     our_group.commit({tp: Committed(1, "ours")})
     producer = wire.open_transaction(broker.bootstrap, tp.topic, [])
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": our_group.group_id})

@@ -15,7 +15,7 @@ CEILINGS = {
     "ledger": 3_793,
     "pipeline": 3_319,
     "forms": 1_002,
-    "kafka": 2_894,
+    "kafka": 2_896,
     "delta": 2_802,
     "tables": 2_479,
     "audit": 1_157,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_936
-TESTS_CEILING = 68_584
+PACKAGE_CEILING = 55_938
+TESTS_CEILING = 68_599
 
 
 def lines(files: "list[Path]") -> int:

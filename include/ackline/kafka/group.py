@@ -35,7 +35,8 @@ COORDINATOR_TIMEOUT = 30.0
 
 _REQUEST_TIMEOUT = 10.0
 _STABLE_TIMEOUT = 5.0
-"""Seconds for which the end of a transaction that holds offsets of the group is waited for, twice."""
+"""Seconds for which the end of a transaction that holds offsets of the group is waited for, before it is once more for
+the time of any request."""
 _PENDING = frozenset({"UNSTABLE_OFFSET_COMMIT", "_TIMED_OUT"})
 """How a request for stable offsets fails while a transaction holds some. The client repeats it until it times out."""
 _RETRY_SECONDS = 0.2
@@ -160,9 +161,10 @@ class Group(Closing):
     def _fetch_committed(self, tps: Sequence[TopicPartition], stable: bool) -> list[ClientPartition]:
         if not stable:
             return self._answer(self._prober, tps, self._request_timeout)
-        for _ in range(2):  # a coordinator that was not ready at the first request is at the second one
+        # A coordinator that was not ready at the first request, or is slow, answers the second one.
+        for timeout in (min(_STABLE_TIMEOUT, self._request_timeout), self._request_timeout):
             try:
-                return self._answer(self._consumer, tps, min(_STABLE_TIMEOUT, self._request_timeout))
+                return self._answer(self._consumer, tps, timeout)
             except KafkaException as raised:
                 error = kafka_error(raised)
                 if error is None or error.name() not in _PENDING:
