@@ -31,14 +31,14 @@ CEILINGS = {
     "answers": 1_676,
     "backfill": 1_155,
     "airflow": 2_515,
-    "ui": 2_505,
+    "ui": 2_508,
     "local": 2_262,
     "cli": 4_321,
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_938
-TESTS_CEILING = 68_599
+PACKAGE_CEILING = 55_941
+TESTS_CEILING = 68_611
 
 
 def lines(files: "list[Path]") -> int:

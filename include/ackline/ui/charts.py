@@ -123,21 +123,24 @@ def _mark(scale: _Scale, offset: int, name: str, path: str) -> Markup:
 
 def _failure_marks(part: PartitionReading, scale: _Scale) -> Iterable[Markup]:
     """Yields bars of the pending offsets from the foot of the log on: the higher, the larger their share of the column.
-    Those of several kinds stand on each other."""
+    Those of several kinds stand on each other, each high enough to be seen (I20)."""
     runs, gone = part.settled.state.pending, part.log_start or 0
     columns = min(_COLUMNS, max(1, scale.high - scale.low))
     edges = scale.low + np.arange(columns + 1, dtype=np.int64) * (scale.high - scale.low) // columns
-    foot = np.zeros(columns)
+    found = {}
     for kind in PendingKind:
         chosen = runs.of_kind(kind)
         lost = chosen.ends <= gone  # retention has taken them, and the next turn settles them
         for name, of_name in ((kind.value, ~lost), (f"{kind.value} lost", lost)):
-            counts = _offsets_between(edges, chosen.starts[of_name], chosen.ends[of_name])
-            heights = np.round(
-                np.where(counts > 0, np.maximum(_SEEN_IN_LOG, counts / np.maximum(1, np.diff(edges)) * _BAR), 0)
-            )
-            yield from _bars(foot, np.minimum(heights, _BAR - foot), counts, edges, name)
-            foot = np.minimum(foot + heights, _BAR)
+            found[name] = _offsets_between(edges, chosen.starts[of_name], chosen.ends[of_name])
+    counts = np.array(list(found.values()))
+    least = np.where(counts > 0, _SEEN_IN_LOG, 0)
+    room = np.maximum(least, np.round(counts / np.maximum(1, np.diff(edges)) * _BAR)) - least
+    # In a full column the high ones give way. _SEEN_IN_LOG of all kinds together are no higher than the bar.
+    fits = np.minimum(1, (_BAR - least.sum(axis=0)) / np.maximum(1, room.sum(axis=0)))
+    heights = least + np.floor(room * fits)
+    for name, foot, of_name in zip(found, np.cumsum(heights, axis=0) - heights, heights, strict=True):
+        yield from _bars(foot, of_name, found[name], edges, name)
 
 
 def _offsets_between(edges: Int64s, starts: Int64s, ends: Int64s) -> Int64s:
