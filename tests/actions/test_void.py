@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from ackline.actions import void as operator_void
+from ackline.actions.form import ACTIONS
+from ackline.actions.perform import entered_action
 from ackline.actions.void import Consequence
 from ackline.errors import AcklineError, ConfigError, FatalError, LedgerError, NoProof, TransientError, TurnVoided
+from ackline.forms.form import Entered
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.steps.run import replay_until_records
@@ -21,6 +24,7 @@ from tests.support.memory_lane import (
     FAILS,
     GUARANTEES,
     NO_GUARANTEE,
+    NOON,
     OK,
     TP,
     TP1,
@@ -314,3 +318,9 @@ def test_an_open_action_is_settled_although_the_retry_class_of_its_plan_is_gone(
     lane.settings["retry"] = {"initial_delay": "1h"}
     lane.run()
     assert lane.pending() == []
+
+
+def test_no_partition_of_a_backfill_is_paused_because_no_command_resumes_it() -> None:
+    entered = Entered({"pause": True, "lane": "backfill-b", "reason": "why"}, by_option=True)
+    with pytest.raises(ConfigError, match="--pause: no command resumes a partition of a backfill; leave it out"):
+        entered_action(ACTIONS["void"], "lane", entered, NOON)

@@ -112,6 +112,10 @@ def test_the_form_refuses_wrong_values(values: dict[str, Any], form: Form) -> No
         form.trigger(**values)
 
 
+def test_a_run_that_changes_nothing_needs_no_reason(form: Form) -> None:
+    assert form.trigger(action="reset", to="6")["dry_run"] is True
+
+
 @pytest.mark.parametrize(("values", "message"), [
     ({"action": "skip", "to": "6"}, "reason: skip needs one"),
     ({"action": "reset", "to": "6", "reason": " "}, "reason: reset needs one"),

@@ -27,18 +27,18 @@ CEILINGS = {
     "in_flight": 512,
     "dead_letters": 207,
     "steps": 1_665,
-    "actions": 1_985,
+    "actions": 1_988,
     "answers": 1_676,
     "backfill": 1_155,
     "airflow": 2_515,
     "ui": 2_508,
     "local": 2_262,
-    "cli": 4_321,
+    "cli": 4_320,
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_941
-TESTS_CEILING = 68_611
+PACKAGE_CEILING = 55_943
+TESTS_CEILING = 68_627
 
 
 def lines(files: "list[Path]") -> int:

@@ -217,17 +217,20 @@ def check_request(request: ActionRequest) -> None:
         )
 
 
-def check_entered(action: Action, entered: Entered) -> None:
-    """Raises ConfigError for a field that the action does not take, for a reason that is missing, and for `--pause`
-    with `--give-up`."""
+def check_entered(action: Action, entered: Entered, dry_run: bool = False) -> None:
+    """Raises ConfigError for a field that the action does not take, for `--pause` where no turn is closed or none is
+    resumed, and for a reason that is missing: a dry run, which stores none, needs none."""
     for field in FIELDS:
         value = entered.value(field)
         if value and value != field.empty and field not in (*action.fields, CONFIRM):
             raise entered.wrong(field, f"{action.name} takes no such value; leave it empty")
-    if action.needs_reason and not (entered.value(REASON) or "").strip():
+    if action.needs_reason and not dry_run and not (entered.value(REASON) or "").strip():
         raise entered.wrong(REASON, f"{action.name} needs one: write why, for readers of the audit table")
     if entered.value(PAUSE) and entered.value(GIVE_UP):
         raise entered.wrong(PAUSE, "it can't be combined with --give-up, which closes no turn; leave out --pause")
+    if entered.value(PAUSE) and (entered.value(LANE) or LIVE) != LIVE:
+        cancel = "`ackline backfill NAME --cancel ID` ends a backfill that is not to go on"
+        raise entered.wrong(PAUSE, f"no command resumes a partition of a backfill; leave it out. {cancel}")
 
 
 def request_of(kind: TurnKind, entered: Entered, now: datetime) -> ActionRequest:

@@ -156,10 +156,10 @@ def _with_commit(text: str, not_committed: str | None) -> str:
     return text if not_committed is None else f"{text}\nIt is stored; {not_committed}"
 
 
-def entered_action(action: Action, name: str, entered: Entered, now: datetime) -> OperatorAction:
+def entered_action(action: Action, name: str, entered: Entered, now: datetime, dry_run: bool = False) -> OperatorAction:
     """Returns the action that was entered for the pipeline `name`. Reads neither tables nor Kafka. Raises ConfigError
-    for fields that the action does not take, a reason that is missing, and values that can't be read."""
-    check_entered(action, entered)
+    as `check_entered` does, and for values that can't be read."""
+    check_entered(action, entered, dry_run)
     reason: str = entered.value(REASON) or ""
     if action.kind is not None:
         return _OnLane(reason, f"{action.name.capitalize()} {name}?", request_of(action.kind, entered, now))

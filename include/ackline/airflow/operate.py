@@ -159,7 +159,7 @@ class OperateOperator(PipelineOperator):
             entered = self.entered(context, (ACTION, *FIELDS))
             action, confirmed = ACTIONS[entered.value(ACTION)], entered.value(CONFIRM)
             now = datetime.now(UTC)
-            requested = entered_action(action, self.pipeline.name, entered, now)
+            requested = entered_action(action, self.pipeline.name, entered, now, dry_run=not confirmed)
             with opened(self.pipeline, context, actor=user or ACTOR, lane=LIVE) as adapters:
                 report = requested.perform(adapters) if confirmed else requested.preview(adapters)
         self.log_change(report.text, confirmed)

@@ -6,6 +6,7 @@ others produce answers for records in flight, by their tokens.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from ackline.in_flight.ack_topic import send_answer
 from ackline.ledger.answers import parse_answer, parse_token
 from ackline.pipeline.field_types import is_pipeline_name
 
+_REQUIRED = replace(REASON, help=f"{REASON.help} Required, but for --dry-run.")
 STDIN = "-"
 _HELP = "What `record.token` was in the handler; `-` reads tokens from standard input."
 Tokens = Annotated[list[str], typer.Argument(metavar="TOKEN...", help=_HELP, show_default=False)]
@@ -32,9 +34,9 @@ OneToken = Annotated[str, typer.Argument(metavar="TOKEN", help=_HELP, show_defau
 def commands() -> Iterator[tuple[str, Callable[..., None]]]:
     """Yields the commands of the operator actions, with their names."""
     for action in ACTIONS.values():
-        required = (REASON,) if action.needs_reason else ()
         takes_several = action.kind is not None and action.kind.pauses is not None
-        command = with_fields(action.fields, (_command_for_several if takes_several else _command)(action), required)
+        fields = [_REQUIRED if field is REASON and action.needs_reason else field for field in action.fields]
+        command = with_fields(fields, (_command_for_several if takes_several else _command)(action))
         command.__name__, command.__doc__ = action.name, action.help
         yield action.name, command
 
@@ -48,7 +50,8 @@ def _command(action: Action) -> Callable[..., None]:
         now: Now = None,
         as_json: Json = False,
     ) -> None:
-        requested = entered_action(action, name, Entered(values, True), time_of(now) or datetime.now(UTC))
+        at = time_of(now) or datetime.now(UTC)
+        requested = entered_action(action, name, Entered(values, True), at, dry_run)
         # Without the handler: one that does not import may be why an operator acts.
         with opened(name, now, lane=values.get(LANE.name) or LANE.empty, handler=False) as adapters:
             shown = requested.preview(adapters)

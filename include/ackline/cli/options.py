@@ -9,7 +9,7 @@ import keyword
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -149,9 +149,7 @@ Lane = Annotated[str, option_of(LANE)]
 AnyLane = Annotated[str | None, typer.Option("--lane", help="Only this lane: live, or that of a backfill.")]
 
 
-def with_fields(
-    fields: Iterable[Field], command: Callable[..., None], required: Collection[Field] = ()
-) -> Callable[..., None]:
+def with_fields(fields: Iterable[Field], command: Callable[..., None]) -> Callable[..., None]:
     """Returns a command for typer that takes the fields of a form as options, and passes their values to `command` as
     its argument `values`, by the names of the fields.
 
@@ -163,10 +161,8 @@ def with_fields(
         inspect.Parameter(
             _parameter(field),
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field in required else field.empty,
-            annotation=Annotated[
-                str if field in required or field.default is not None else _TYPES[field.type], option_of(field)
-            ],
+            default=field.empty,
+            annotation=Annotated[str if field.default is not None else _TYPES[field.type], option_of(field)],
         )
         for field in chosen
     ]
