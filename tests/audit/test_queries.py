@@ -166,6 +166,7 @@ def test_newest_first_opens_only_the_files_of_the_last_turns(root: str, store: L
         (AuditFilter(since=NOON), lambda _: True),
         (AuditFilter(since=NOON + timedelta(seconds=1)), lambda _: False),
         (AuditFilter(error_class="HTTPError"), lambda key: key[5] == "expired"),
+        (AuditFilter(error_class=""), lambda key: key[5] != "expired"),
         (AuditFilter(run_id="run"), lambda _: True),
         (AuditFilter(run_id="other"), lambda _: False),
         (AuditFilter(as_of=NOON), lambda _: True),

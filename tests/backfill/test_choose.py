@@ -6,17 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ackline.answers.tried import Wanted, failing
 from ackline.backfill.choose import (
     BEYOND_END,
     BY_RETENTION,
     IN_OLDER_TOPIC,
     GoneRange,
     asked_ranges,
+    choose_offsets,
     narrowed_by_time,
     newest_outcomes,
 )
 from ackline.errors import ConfigError
-from ackline.forms.arguments import RangeArgument, parse_range
+from ackline.forms.arguments import BackfillArguments, RangeArgument, parse_range
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, arrays_of, intersect, joined, ranges_of
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
@@ -24,6 +26,7 @@ from tests.ledger.test_offsets import RANGES, offsets_of
 from tests.pipeline import filters
 from tests.support.memory_lane import DEAD, FAILS, OK, PAYMENTS, TP, TP1, MemoryBackfill, MemoryLane, settled_lane
 from tests.support.memory_store import MemoryStore
+from tests.worker.disk_lane import lane_of
 
 A, B, C = TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("payments", 0)
 LOGS = {A: LogBounds(5, 20), B: LogBounds(0, 10), C: LogBounds(3, 3)}
@@ -93,6 +96,27 @@ def test_s72_exactly_the_dead_ones_of_an_error_class_are_read() -> None:
     lane = MemoryBackfill(live, "b", outcome="dead", error_class="ValueError")
     live.world.handle = lambda record: None
     assert (lane.run().outcomes, sorted(lane.ended()), live.calls()[5:]) == ({"acked": 2}, [1, 3], [(1, 1), (3, 1)])
+
+
+def test_an_empty_error_class_chooses_what_has_failed_without_one_wherever_it_is_given() -> None:
+    """A handler that answers "failed" gives none."""
+    with lane_of({"handler": "tests.support.tried_handlers:batch", "retry": {"max_retries": 1}}) as lane:
+        del lane.settings["ack_topic"], lane.settings["in_flight"]
+        lane.produce(b"good", b"bad", b"bad")
+        lane.run()
+        assert offsets_of_wanted(failing(lane.adapters(), 9, "")) == [1, 2]
+        lane.world.now += timedelta(days=1)
+        lane.run()
+        assert lane.floor() == 3, "both are dead"
+        adapters = lane.adapters()
+        for error_class, offsets in (("", [1, 2]), ("ValueError", [])):
+            choice = choose_offsets(adapters, BackfillArguments((), outcome="dead", error_class=error_class))
+            assert sorted(offsets_of([run for of in choice.partitions.values() for run in of.every])) == offsets
+            assert offsets_of_wanted(failing(adapters, 9, error_class)) == offsets
+
+
+def offsets_of_wanted(wanted: Wanted) -> list[int]:
+    return sorted(offset for offsets in wanted.values() for offset in offsets)
 
 
 def test_s72_what_turns_of_a_code_have_settled_is_chosen_in_each_epoch() -> None:

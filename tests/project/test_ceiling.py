@@ -12,13 +12,13 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_169,
-    "ledger": 3_793,
+    "ledger": 3_798,
     "pipeline": 3_319,
     "forms": 1_002,
     "kafka": 2_896,
-    "delta": 2_802,
-    "tables": 2_479,
-    "audit": 1_157,
+    "delta": 2_808,
+    "tables": 2_481,
+    "audit": 1_160,
     "worker": 3_270,
     "trees": 4_362,
     "spark": 3_037,
@@ -27,8 +27,8 @@ CEILINGS = {
     "in_flight": 512,
     "dead_letters": 207,
     "steps": 1_665,
-    "actions": 1_988,
-    "answers": 1_676,
+    "actions": 1_989,
+    "answers": 1_677,
     "backfill": 1_155,
     "airflow": 2_515,
     "ui": 2_508,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_943
-TESTS_CEILING = 68_627
+PACKAGE_CEILING = 55_961
+TESTS_CEILING = 68_654
 
 
 def lines(files: "list[Path]") -> int:

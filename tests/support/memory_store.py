@@ -12,7 +12,7 @@ from ackline.ledger.account import Result, ResultRuns
 from ackline.ledger.commit_rule import stamp_of
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.offsets import Ranges, TopicPartition, union
-from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns
+from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns, is_of_class
 from ackline.ledger.turns import (
     LIVE,
     AnswerReport,
@@ -36,7 +36,7 @@ from tests.support.memory_table import MemoryTable, OutcomesFile, ReplacingFiles
 def _is_wanted(row: OutcomeRow, run_id: str, wanted: OutcomeFilter | None) -> bool:
     return wanted is None or (
         wanted.outcome in (None, row.outcome)
-        and wanted.error_class in (None, row.error_class)
+        and is_of_class(row.error_class, wanted.error_class)
         and wanted.run_id in (None, run_id)
     )
 

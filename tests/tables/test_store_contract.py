@@ -391,6 +391,8 @@ class StoreContract(CommitContract):
         assert older == {}
         dead = store.terminal_offsets(0, IDS, OutcomeFilter("dead", "ValueError"))[0]
         assert shown(dead) == {TP: [OffsetRange(2, 3)]}
+        without = store.terminal_offsets(0, IDS, OutcomeFilter(error_class=""))[0]
+        assert shown(without) == {TP: [OffsetRange(0, 2), OffsetRange(5, 9)]}
         assert shown(store.terminal_offsets(0, IDS, OutcomeFilter(run_id="run"))[0]) == shown(every)
         assert store.terminal_offsets(0, IDS, OutcomeFilter(run_id="other")) == ({}, {})
         assert (store.turns_of_code("v1"), store.turns_of_code("v2")) == ({0: [1]}, {})

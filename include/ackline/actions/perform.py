@@ -38,6 +38,7 @@ from ackline.lane.adapters import Adapters
 from ackline.lane.plans import LetGo, Targets
 from ackline.lane.times import stamped_before
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import is_of_class
 from ackline.ledger.pending import PendingKind, PendingRuns
 from ackline.ledger.turns import Settlement, TurnId, TurnKind
 from ackline.outputs.given_up import unpublished_turn
@@ -305,10 +306,10 @@ def _pending_targets(request: ActionRequest, newest: Settlement, name: str) -> d
         if request.offsets is not None:
             bounds = (np.array([request.offsets.start]), np.array([request.offsets.end]))
             runs = runs.within(bounds) if request.offsets else runs.where(lambda state: False)
-        if request.error_class:
-            runs = runs.where(lambda state: state.error_class == request.error_class)
-        elif request.error_class is not None:  # what has failed without a class; a record in flight has not failed
-            runs = runs.where(lambda state: not state.error_class and state.kind is not PendingKind.IN_FLIGHT)
+        if request.error_class is not None:
+            runs = runs.where(lambda state: is_of_class(state.error_class, request.error_class))
+            if not request.error_class:  # a record in flight has no class, because it has not failed
+                runs = runs.where(lambda state: state.kind is not PendingKind.IN_FLIGHT)
         if request.kind is TurnKind.RETRY:
             runs = runs.of_kind(PendingKind.RETRY)
         if len(runs):

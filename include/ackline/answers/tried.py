@@ -24,6 +24,7 @@ from ackline.handler import Dead, Record, Skip, Tier, tier_of
 from ackline.lane.adapters import Adapters
 from ackline.ledger.answers import TokenSigner
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, arrays_of
+from ackline.ledger.outcomes import is_of_class
 from ackline.ledger.pending import PendingKind, PendingState
 from ackline.ledger.turns import TurnId
 from ackline.outputs.checks import targets_to_try
@@ -231,7 +232,7 @@ def failing(adapters: Adapters, most: int, error_class: str | None = None) -> Wa
     newest, wanted = begun_lane(adapters.store), dict[TopicPartition, dict[int, int]]()
 
     def is_failing(state: PendingState) -> bool:
-        return state.kind is not PendingKind.IN_FLIGHT and error_class in (None, state.error_class)
+        return state.kind is not PendingKind.IN_FLIGHT and is_of_class(state.error_class, error_class)
 
     pending = (
         (tp, offset, run.value.attempts + 1)
@@ -246,7 +247,7 @@ def failing(adapters: Adapters, most: int, error_class: str | None = None) -> Wa
 
 def _dead(adapters: Adapters, error_class: str | None) -> Iterator[tuple[TopicPartition, int, int]]:
     found = dead_offsets(adapters.store)
-    chosen = [(row.at, place) for place, (row, _) in found.items() if error_class in (None, row.error_class)]
+    chosen = [(row.at, place) for place, (row, _) in found.items() if is_of_class(row.error_class, error_class)]
     for _, (tp, offset) in sorted(chosen, key=lambda each: (-_seconds(each[0]), each[1])):
         yield tp, offset, 1
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from ackline.audit.scan import DECISION, LaneScanner, Scan, comes_after, first_rows
+from ackline.delta.reads import has_value
 from ackline.forms.arguments import PartitionChoice
 from ackline.handler import SOURCE
 from ackline.ledger.offsets import OffsetRange, TopicPartition
@@ -44,6 +45,7 @@ class AuditFilter:
     lane: str | None = None
     epoch: int | None = None
     error_class: str | None = None
+    """Empty: rows without an error class."""
     attempt: int | None = None
     since: datetime | None = None
     """Only rows whose `handled_at` is this time or later."""
@@ -142,15 +144,16 @@ def _order(criteria: AuditFilter) -> list[str]:
             *([] if by_offset else ["offset"]), "outcome"]  # fmt: skip
 
 
-def _named_columns(criteria: AuditFilter) -> dict[str, str | int]:
-    """Returns the columns that must have one value, with that value."""
+def _named_columns(criteria: AuditFilter) -> dict[str, str | int | None]:
+    """Returns the columns that must have one value, with that value; None is null."""
     names = ("outcome", "run_id", "turn", "lane", "epoch", "error_class", "attempt")
     named: Mapping[str, str | int | None] = {
         "topic": _only(criteria.topic, criteria.choice.topics),
         "partition": _only(criteria.partition, criteria.choice.partitions),
         **{name: getattr(criteria, name) for name in names},
     }
-    return {name: value for name, value in named.items() if value is not None}
+    without_class = {"error_class": None} if criteria.error_class == "" else {}
+    return {name: value for name, value in named.items() if value is not None} | without_class
 
 
 def _only(named: V | None, chosen: Sequence[V]) -> V | None:
@@ -160,7 +163,7 @@ def _only(named: V | None, chosen: Sequence[V]) -> V | None:
 
 def _wanted(criteria: AuditFilter) -> ds.Expression:
     named = _named_columns(criteria).items()
-    wanted = reduce(and_, (ds.field(name) == value for name, value in named), _partitions(criteria))
+    wanted = reduce(and_, (has_value(name, value) for name, value in named), _partitions(criteria))
     if criteria.since is not None:
         wanted = wanted & (ds.field("handled_at") >= pa.scalar(criteria.since, TIME))
     if criteria.everything and isinstance(criteria.as_of, datetime):

@@ -227,7 +227,7 @@ def _why_no_rows(name: str, criteria: "AuditFilter") -> Iterator[str]:
         first = sorted(chosen.items())[:_NAMED]
         read = ", ".join(f"{tp} up to {end}" for tp, end in first) + (" …" if len(chosen) > len(first) else "")
         yield f"the lane {store.lane} has read {read}, and no turn has read offset {criteria.offsets.start} yet"
-    if criteria.error_class is not None:
+    if criteria.error_class:
         query = "SELECT DISTINCT error_class FROM attempts WHERE error_class IS NOT NULL ORDER BY ALL"
         with sql_result(store.root, query, [name]) as reader:
             known = [row["error_class"] for batch in reader for row in batch.to_pylist()]

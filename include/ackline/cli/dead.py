@@ -28,7 +28,7 @@ from ackline.forms.arguments import parse_offset
 from ackline.forms.form import ERROR_CLASS, Entered
 from ackline.kafka.dead_letters import FoundLetter
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.outcomes import Outcome
+from ackline.ledger.outcomes import Outcome, is_of_class
 from ackline.ledger.turns import LIVE
 from ackline.pipeline.field_types import topic_name
 from ackline.pipeline.folder import audit_root, check_folder, load_folder, pipelines_folder
@@ -111,7 +111,7 @@ def dead(
 def _list(name: str, lane: str, error_class: str | None, as_json: bool) -> None:
     with opened(name, lane=lane, handler=False) as adapters:
         found = dead_groups(adapters.store)
-    shown = [each for each in found if error_class in (None, each.error_class)]
+    shown = [each for each in found if is_of_class(each.error_class, error_class)]
     if as_json:
         total = sum(each.count for each in shown)
         formats.print_json(DeadObject(pipeline=name, lane=lane, dead=tuple(shown), total=total))
@@ -138,7 +138,7 @@ def _list_all(error_class: str | None, as_json: bool) -> None:
             store = LedgerStore(audit_root(), name, LIVE)
             if store.newest() is not None:  # one that has not run has no dead record
                 groups = dead_groups(store)
-                of_pipelines[name] = [each for each in groups if error_class in (None, each.error_class)]
+                of_pipelines[name] = [each for each in groups if is_of_class(each.error_class, error_class)]
         except AcklineError as error:  # one broken pipeline must not hide the others
             unreadable.append(UnreadablePipeline(pipeline=name, error=str(error)))
     found = joined_groups(of_pipelines)

@@ -92,8 +92,8 @@ def _guarantee(file: dict[str, Any], partitions: Sequence[str], bounded: Sequenc
     return holds
 
 
-Where: TypeAlias = Mapping[str, str | int]
-"""Columns with the values that a row must have, all of them."""
+Where: TypeAlias = Mapping[str, str | int | None]
+"""Columns with the values that a row must have, all of them; None is null."""
 
 
 def pruned_dataset(handle: TableHandle, table: DeltaTable, where: Where | None) -> ds.Dataset:
@@ -113,15 +113,21 @@ def table_schema(handle: TableHandle, existing: Schema) -> pa.Schema:
 
 def as_expression(where: Where) -> ds.Expression:
     """Returns Arrow's filter for the rows that match `where`."""
-    return reduce(and_, (ds.field(name) == value for name, value in where.items()))
+    return reduce(and_, (has_value(name, value) for name, value in where.items()))
+
+
+def has_value(name: str, value: str | int | None) -> ds.Expression:
+    """Returns Arrow's filter for the rows with a value in a column; None is null."""
+    return ds.field(name).is_null() if value is None else ds.field(name) == value
 
 
 BOUNDS = ("min", "max")
 
 
 def is_within(low: Any, value: Any, high: Any) -> bool:
-    """Returns whether the bounds of a column allow a value. A bound of None is not known, so each value is allowed."""
-    return low is None or high is None or low <= value <= high
+    """Returns whether the bounds of a column allow a value. A bound of None is not known, so each value is allowed; so
+    is null, of which bounds say nothing."""
+    return None in (low, value, high) or low <= value <= high
 
 
 class TurnFile(NamedTuple):

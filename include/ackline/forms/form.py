@@ -137,7 +137,7 @@ PARTITIONS = Field(
 )  # fmt: skip
 ERROR_CLASS = Field(
     name="error_class", option="--error-class", title="Error class",
-    help="Only records whose last attempt failed with it.",
+    help="Only records whose last attempt failed with it; empty: without one.",
 )  # fmt: skip
 
 MAX_RECORDS = Field(

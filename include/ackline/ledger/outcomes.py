@@ -66,6 +66,11 @@ class ErrorClass(StrEnum):
     ACK_FAILED = "AckFailed"
 
 
+def is_of_class(error_class: str | None, wanted: str | None) -> bool:
+    """Returns whether an error class is the wanted one: None wants any, an empty text wants records without a class."""
+    return wanted is None or (error_class or "") == wanted
+
+
 class AnswerKind(StrEnum):
     """The values of the column `answer`: what has ended or renewed an attempt in flight, beside its own row."""
 

@@ -40,7 +40,7 @@ _TERMINAL = [outcome.value for outcome in Outcome if outcome.terminal]
 
 @dataclass(frozen=True, slots=True)
 class OutcomeFilter:
-    """Which terminal outcomes are wanted; None means any."""
+    """Which terminal outcomes are wanted; None means any, and an empty error class those without one."""
 
     outcome: str | None = None
     error_class: str | None = None
@@ -61,7 +61,9 @@ class ChosenOutcomes(LaneTables):
         named = asdict(wanted) if wanted is not None else {}
         code = named.pop("code", None)
         turns = None if code is None else pa.array(self.turns_of_code(code).get(epoch, ()), pa.int64())
-        where = {"epoch": epoch, **{name: value for name, value in named.items() if value is not None}}
+        where: Where = {"epoch": epoch, **{name: value for name, value in named.items() if value is not None}}
+        if named.get("error_class") == "":
+            where = {**where, "error_class": None}
         older = self._turns_in_older_topics(epoch, topic_ids)
         found: tuple[dict[TopicPartition, list[Ranges]], ...] = ({}, {})
         for rows in self._effective_rows(where, topic_ids, _COLUMNS):
