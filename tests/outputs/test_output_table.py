@@ -3,6 +3,7 @@
 import json
 import unicodedata
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from ackline.delta.folder import Folder
 from ackline.delta.object_store import options_of
 from ackline.errors import ConfigError
 from ackline.ledger.turns import TurnId, number_of
-from ackline.outputs.output_table import OF_ROW, WRITABLE_FEATURES, OutputTable
+from ackline.outputs.output_table import (
+    ANCHORS,
+    OF_ROW,
+    OUTPUT_LAYOUT,
+    WRITABLE_FEATURES,
+    OutputCompactor,
+    OutputTable,
+)
 from ackline.outputs.written import _write_files, entries
 from ackline.pipeline.output_columns import MOST_INFERRED, infer_columns
 from tests.tables.spark_statements import spark
@@ -37,10 +45,12 @@ TURNS = range(1, 13)
 """So many that a checkpoint is written."""
 
 
-def create(uri: str, column: Field = N, configuration: Mapping[str, str] | None = None) -> DeltaTable:
+def create(
+    uri: str, column: Field = N, configuration: Mapping[str, str] | None = None, of_row: pa.Schema = OF_ROW
+) -> DeltaTable:
     """A table that a user creates for the rows of an output, with one column."""
     Folder(uri).make_durably("_delta_log")
-    schema = Schema([*Schema.from_arrow(OF_ROW).fields, column])
+    schema = Schema([*Schema.from_arrow(of_row).fields, column])
     return DeltaTable.create(uri, schema, configuration=dict(configuration or {}), storage_options=options_of(uri))
 
 
@@ -51,7 +61,8 @@ def publish(uri: str, *turns: int) -> None:
     schema = pa.schema([*OF_ROW.remove_metadata(), ("n", pa.int64())])
     for n in turns:
         row = {"_topic": "orders", "_partition": 0, "_offset": n, "_attempt": 1, "_lane": "live", "_epoch": 0}
-        rows = pa.Table.from_pylist([{**row, "_turn": n, "_anchors": [], "n": n}], schema)
+        anchors = [{"topic": "orders", "partition": 0, "offset": n, "attempt": 1, "outcome": None}]
+        rows = pa.Table.from_pylist([{**row, "_turn": n, "_anchors": anchors, "n": n}], schema)
         number = number_of(TurnId("shop", "live", 0, n), 0)
         assert table.append(entries(_write_files(table, rows)), "ackline/output", number)
 
@@ -121,11 +132,29 @@ def test_a_table_with_a_feature_that_an_output_can_not_write_is_refused_by_its_n
         OutputTable(str(tmp_path)).columns()
 
 
+def anchors_without_nulls(*but: str) -> pa.DataType:
+    """The type of `_anchors`, in which nothing may be null but the fields that are named."""
+    fields = [pa.field(field.name, field.type, field.name in but) for field in ANCHORS.value_type]
+    return pa.list_(pa.field("element", pa.struct(fields), nullable=False))
+
+
+def test_a_table_whose_anchors_may_not_be_null_takes_all_turns_and_is_compacted(tmp_path: Path) -> None:
+    uri = f"{tmp_path}/table"
+    create(uri, of_row=OF_ROW.set(7, pa.field("_anchors", anchors_without_nulls("outcome"))))
+    publish(uri, *TURNS)
+    maintained = OutputCompactor(OutputTable(uri), OUTPUT_LAYOUT, timedelta(days=7)).maintain("shop", "live", "table")
+    assert maintained is not None
+    assert maintained.compacted
+    read = pa.table(QueryBuilder().register("t", DeltaTable(uri)).execute("SELECT _anchors FROM t").read_all())
+    assert sorted(row["_anchors"][0]["offset"] for row in read.to_pylist()) == list(TURNS)
+
+
 @pytest.mark.parametrize(("column", "kind", "message"), [
+    ("_anchors", anchors_without_nulls(), "other types .* need _anchors ARRAY<STRUCT<topic"),
     ("_offset", pa.int32(), "other types .*: they need _offset BIGINT; name another"),
     ("_anchors", pa.list_(pa.struct([("topic", pa.string())])), "other types .* need _anchors ARRAY<STRUCT<topic"),
     ("_turn", None, r"ALTER TABLE delta\.`.*` ADD COLUMNS \(_turn BIGINT\)"),
-], ids=["number", "list", "missing"])  # fmt: skip
+], ids=["outcome not null", "number", "list", "missing"])  # fmt: skip
 def test_a_table_whose_row_columns_are_missing_or_of_other_types_is_refused_with_the_types_that_they_need(
     column: str, kind: pa.DataType | None, message: str, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ CEILINGS = {
     "trees": 4_362,
     "spark": 3_037,
     "lane": 3_043,
-    "outputs": 2_056,
+    "outputs": 2_070,
     "in_flight": 512,
     "dead_letters": 207,
     "steps": 1_665,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_961
-TESTS_CEILING = 68_654
+PACKAGE_CEILING = 55_975
+TESTS_CEILING = 68_683
 
 
 def lines(files: "list[Path]") -> int:

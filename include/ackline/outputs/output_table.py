@@ -14,9 +14,11 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Field, Schema
+from deltalake.schema import ArrayType, StructType
 from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.delta.compaction import Compactor, Layout
@@ -170,7 +172,7 @@ class OutputTable(FencedTable):
             )
         # Rows of another type would be stored all the same, and then no reader could read the table.
         existing, needed = (
-            {f.name: f.type for f in each.fields} for each in (table.schema(), Schema.from_arrow(OF_ROW))
+            {f.name: _of_values(f.type) for f in each.fields} for each in (table.schema(), Schema.from_arrow(OF_ROW))
         )
         other = ", ".join(f"{name} {_SQL_TYPES[name]}" for name in ROW_COLUMNS if existing[name] != needed[name])
         if other:
@@ -229,6 +231,18 @@ class OutputTable(FencedTable):
         if table.metadata().configuration.get(_REMOVES_ENTRIES, "true").lower() == "false":
             return _NO_END
         return _longest(table, _KEEP_ENTRIES, _ENTRIES_STAY)
+
+
+def _of_values(kind: Any) -> Any:
+    """Returns a type of the log without what it promises of nulls within a value, but for `outcome`: nothing else in
+    the rows of an output is null there."""
+    if isinstance(kind, ArrayType):
+        return ArrayType(_of_values(kind.element_type))
+    if isinstance(kind, StructType):
+        return StructType(
+            [Field(f.name, _of_values(f.type), nullable=f.nullable or f.name != "outcome") for f in kind.fields]
+        )
+    return kind
 
 
 def _longest(table: DeltaTable, name: str, at_least: timedelta) -> timedelta:
