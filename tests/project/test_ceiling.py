@@ -16,7 +16,7 @@ CEILINGS = {
     "pipeline": 3_319,
     "forms": 1_002,
     "kafka": 2_896,
-    "delta": 2_808,
+    "delta": 2_824,
     "tables": 2_481,
     "audit": 1_160,
     "worker": 3_270,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_975
-TESTS_CEILING = 68_683
+PACKAGE_CEILING = 55_991
+TESTS_CEILING = 68_707
 
 
 def lines(files: "list[Path]") -> int:

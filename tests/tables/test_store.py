@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, timedelta
@@ -21,7 +22,7 @@ from ackline.audit.queries import AuditFilter, audit_rows
 from ackline.cli.app import app
 from ackline.delta import append
 from ackline.delta.errors import user_name
-from ackline.delta.folder import usable_by_owner
+from ackline.delta.folder import granted_by_list, usable_by_owner
 from ackline.delta.log import DeltaLog
 from ackline.delta.reads import pruned_dataset
 from ackline.errors import ConfigError, FatalError
@@ -113,6 +114,24 @@ def test_a_file_is_usable_by_the_owner_of_a_folder_by_its_user_its_group_or_all(
     assert usable_by_owner(owner, made) == usable
 
 
+def acl(mask: int) -> bytes:
+    """An access control list of POSIX as Linux stores it, in which user 65534 has all rights that `mask` allows."""
+    nobody = 2**32 - 1
+    entries = [(1, 7, nobody), (2, 7, 65534), (4, 5, nobody), (16, mask, nobody), (32, 0, nobody)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+@pytest.mark.parametrize(("user", "mask", "granted"), [(65534, 7, 7), (65534, 4, 4), (7, 7, 0)])
+def test_a_list_grants_a_user_what_its_mask_allows(
+    user: int, mask: int, granted: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert granted_by_list(tmp_path, user) == 0, "it has none"
+    monkeypatch.setattr(os, "getxattr", lambda *_: acl(mask))
+    assert granted_by_list(tmp_path, user) == granted
+    owner, made = (os.stat_result((0o660, 0, 0, 1, *ids, 0, 0, 0, 0)) for ids in ((user, 5), (0, 0)))
+    assert usable_by_owner(owner, made, granted) == (granted == 7)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 @pytest.mark.parametrize("lane", ["live", "backfill-b"])
 def test_root_writes_nothing_into_the_tables_of_another_user_and_is_told_whose_they_are(
@@ -129,6 +148,11 @@ def test_root_writes_nothing_into_the_tables_of_another_user_and_is_told_whose_t
         with pytest.raises(FatalError, match=f"belongs to {name}, .* Run this as {name}, `sudo -E -u '{name}' ackline"):
             write()
     assert (sorted(tmp_path.rglob("*")), newest_of(store).turn.n) == (before, 0)
+    if lane == "live":  # a list of the folders grants the owner what anyone makes there, whatever the mode bits say
+        for folder in filter(Path.is_dir, [tmp_path, *tmp_path.rglob("*")]):
+            os.setxattr(folder, "system.posix_acl_default", acl(7))
+        assert again.store_settlement(settlement(1)) is not None
+        return
     monkeypatch.setattr(os, "geteuid", lambda: 65534)  # as for the owner, nothing is tried
     assert again.store_settlement(settlement(1)) is not None
 

@@ -14,6 +14,7 @@ the way to it are synced. An object store keeps what it has acknowledged.
 import contextlib
 import errno
 import os
+import struct
 import uuid
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -304,9 +305,9 @@ def check_user(folder: Path) -> None:
         # What the file system makes of a file counts: NFS and containers may map its owner.
         probe = folder / f".probe-{uuid.uuid4()}"
         probe.touch()
-        made = probe.stat()
+        made, granted = probe.stat(), granted_by_list(probe, owner.st_uid)
         probe.unlink()
-        if not usable_by_owner(owner, made):
+        if not usable_by_owner(owner, made, granted):
             name, me = user_name(owner.st_uid), user_name(made.st_uid)
             raise FatalError(
                 f"{folder} belongs to {name}, and {name} could not use the files that {me} writes there (mode "
@@ -316,14 +317,29 @@ def check_user(folder: Path) -> None:
     _tried.add(folder)
 
 
-def usable_by_owner(owner: os.stat_result, made: os.stat_result) -> bool:
-    """Returns whether the owner of a folder can use a file that was made there. Users may share tables by their group,
-    or hand them on after one another, so of a file of another user than root only its reading is wanted."""
+def granted_by_list(path: Path, user: int) -> int:
+    """Returns the rights that an access control list of POSIX grants to a user by its id, as three bits; 0 without a
+    list, and on a system without them. A file takes the default list of its folder, and then no umask applies."""
+    with contextlib.suppress(OSError, AttributeError):
+        entries = struct.iter_unpack("<HHI", os.getxattr(path, "system.posix_acl_access")[4:])
+        rights: dict[tuple[int, int], int] = {(tag, id_ if tag == _ACL_USER else 0): bits for tag, bits, id_ in entries}
+        return rights.get((_ACL_USER, user), 0) & rights.get((_ACL_MASK, 0), 7)
+    return 0
+
+
+_ACL_USER, _ACL_MASK = 0x02, 0x10
+"""The kinds of an entry for a user by its id, and of the one that bounds it, as Linux stores them."""
+
+
+def usable_by_owner(owner: os.stat_result, made: os.stat_result, granted: int = 0) -> bool:
+    """Returns whether the owner of a folder can use a file that was made there, by its mode or by the rights that are
+    `granted` beside it. Users may share tables by their group, or hand them on after one another, so of a file of
+    another user than root only its reading is wanted."""
     if owner.st_uid == 0:
         return True  # root uses each file, but for that of a server that maps it
     wanted = 0o6 if made.st_uid == 0 else 0o4
     of_group = made.st_mode >> 3 if made.st_gid == owner.st_gid else 0
-    return made.st_uid == owner.st_uid or any(bits & wanted == wanted for bits in (of_group, made.st_mode))
+    return made.st_uid == owner.st_uid or any(bits & wanted == wanted for bits in (of_group, made.st_mode, granted))
 
 
 def sync_file(path: Path) -> None:
