@@ -10,7 +10,7 @@ from tests.e2e.commands import ROOT
 
 RELEASE = [pytest.mark.real, pytest.mark.release]
 PARTS = [
-    pytest.param("turns", "--turns 16 --every 8 --large 2000 4000 --failed 4000", id="turns"),
+    pytest.param("turns", "--turns 16 --every 8 --large 2000 4000 --failed 4000 --wide 20", id="turns"),
     pytest.param("ledger_sizes", "--files 20 --rounds 2", id="ledger_sizes"),
     pytest.param("queries", "--rows 20000", id="queries"),
     pytest.param("interleaved", "--rows 20000 --turns 3", id="interleaved"),

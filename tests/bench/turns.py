@@ -36,6 +36,9 @@ LARGE_FAILED = 2_000
 FAILED = 5_000_000
 FAILED_SECONDS, FAILED_MIB = 60, 1024
 """A turn all of whose records fail, each at a time of its own, and the aims for it."""
+WIDE = 10_000
+WIDE_SECONDS = 10
+"""Partitions of a turn in which one record of each fails, and the aim for its settle."""
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ def main() -> None:
     )
     parser.add_argument("--turns", type=int, default=TURNS, help=f"turns of the ledger (default: {TURNS})")
     parser.add_argument("--failed", type=int, default=FAILED, help=f"records that all fail (default: {FAILED})")
+    parser.add_argument("--wide", type=int, default=WIDE, help=f"partitions with a failure each (default: {WIDE})")
     parser.add_argument(
         "--large", type=int, nargs=2, default=LARGE, help=f"records of the large turns (default: {LARGE})"
     )
@@ -65,6 +69,12 @@ def main() -> None:
         show_many(console, many_turns(Path(folder), options.turns, options.every), options.every)
     show_large(console, [large_turn(records, LARGE_FAILED) for records in options.large])
     show_failed(console, large_turn(options.failed, options.failed))
+    wide = large_turn(10 * options.wide, options.wide, options.wide)
+    show_figures(
+        console,
+        f"settle after a turn of {options.wide:,} partitions with a failure each",
+        [Figure("settle", wide.seconds, "s", most=WIDE_SECONDS)],
+    )
 
 
 def many_turns(folder: Path, turns: int, every: int) -> Times:
@@ -88,12 +98,12 @@ def many_turns(folder: Path, turns: int, every: int) -> Times:
     return times
 
 
-def large_turn(records: int, failed: int) -> SettleCost:
+def large_turn(records: int, failed: int, partitions: int = PARTITIONS) -> SettleCost:
     """Measures the settle step of a single turn, in a process of its own."""
     with TemporaryDirectory(prefix="ackline-bench-") as folder:
-        lane = InjectedLane(Path(folder), PARTITIONS)
-        lane.grow(records // PARTITIONS)
-        lane.inject(lane.plan(), failed=failed // PARTITIONS)
+        lane = InjectedLane(Path(folder), partitions)
+        lane.grow(records // partitions)
+        lane.inject(lane.plan(), failed=failed // partitions)
         return measure_settle(lane)
 
 

@@ -12,21 +12,21 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_169,
-    "ledger": 3_798,
+    "ledger": 4_027,
     "pipeline": 3_319,
     "forms": 1_002,
     "kafka": 2_896,
     "delta": 2_824,
-    "tables": 2_481,
+    "tables": 2_491,
     "audit": 1_160,
     "worker": 3_270,
     "trees": 4_362,
     "spark": 3_037,
-    "lane": 3_043,
+    "lane": 3_044,
     "outputs": 2_070,
     "in_flight": 512,
     "dead_letters": 207,
-    "steps": 1_665,
+    "steps": 1_693,
     "actions": 1_989,
     "answers": 1_677,
     "backfill": 1_155,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 55_991
-TESTS_CEILING = 68_707
+PACKAGE_CEILING = 56_259
+TESTS_CEILING = 68_923
 
 
 def lines(files: "list[Path]") -> int:

@@ -7,13 +7,25 @@ import pytest
 
 from ackline.errors import GroupMoved, NoProof, TooManyFailures
 from ackline.handler import Record
+from ackline.ledger.fold import PartitionState, fold
 from ackline.ledger.metrics import TOTALS
 from ackline.ledger.offsets import OffsetRange
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
-from ackline.steps import settle
+from ackline.steps import decide, settle
 from tests.support.memory import handle_by_orders
-from tests.support.memory_lane import AT_LEAST_ONCE, AT_MOST_ONCE, FAILS, NO_GUARANTEE, OK, TP, TP1, MemoryLane
+from tests.support.memory_lane import (
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    DEAD,
+    FAILS,
+    FAILS_ONCE,
+    NO_GUARANTEE,
+    OK,
+    TP,
+    TP1,
+    MemoryLane,
+)
 from tests.support.memory_store import MemoryStore
 
 LATER = {"initial_delay": "1h", "period": "1h"}
@@ -79,6 +91,21 @@ def test_i4_decisions_that_another_process_stores_meanwhile_are_folded(when: str
     assert (lane.settled().counts, lane.pending()) == ({"failed": 1, "dead": 1}, [])
     lane.run()
     assert (len(lane.letters()), lane.committed()) == (1, 1)
+
+
+def test_a_partition_is_folded_again_only_if_a_decision_about_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = MemoryLane(DEAD, partitions=2)
+    lane.produce(FAILS_ONCE, tp=TP1)
+    folded = list[str]()
+
+    def noting(*arguments: Any, **more: Any) -> PartitionState:
+        folded.append(arguments[5])
+        return fold(*arguments, **more)
+
+    monkeypatch.setattr(decide, "fold", noting)
+    lane.run()
+    assert sorted(seed.rpartition("/")[2] for seed in folded) == ["0", "0", "1"]
+    assert (lane.state(TP).pending.offsets, lane.state(TP1).pending.offsets) == (0, 1)
 
 
 def trip(lane: MemoryLane) -> str:

@@ -101,7 +101,8 @@ def gaps_of(plan: Plan, tp: TopicPartition, outcomes: TurnOutcomes) -> int | Non
     if not fresh:  # first attempts at single offsets of a backfill lane are none at a fresh range
         return 0
     # No outcome proves anything about the offsets of a range row (lost, expired), so they are no proved gaps.
-    ranges = OutcomeColumns.of(outcomes.rows.get(tp, ())).of_ranges()
+    rows = outcomes.rows.get(tp)
+    ranges = OutcomeColumns.of(rows).of_ranges() if rows else ()
     unread = sum(max(0, min(row.end, fresh.end) - max(row.offset, fresh.start)) for row in ranges)
     return len(fresh) - outcomes.attempted_fresh.get(tp, 0) - unread
 

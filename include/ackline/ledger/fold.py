@@ -11,7 +11,7 @@ each row.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ackline.errors import LedgerError
 from ackline.ledger.backoff import Backoff, RetryPolicy
+from ackline.ledger.fold_few import due_after, fold_few
 from ackline.ledger.offsets import (
     ChosenRanges,
     Int64s,
@@ -36,10 +37,9 @@ from ackline.ledger.offsets import (
     subtract,
     union,
 )
-from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns, OutcomeRow
+from ackline.ledger.outcomes import Outcome, OutcomeColumns, OutcomeRow
 from ackline.ledger.pending import (
     LATEST,
-    MICROSECOND,
     NEVER,
     NOTHING_PENDING,
     Pending,
@@ -47,7 +47,6 @@ from ackline.ledger.pending import (
     PendingRuns,
     PendingState,
     RetryRuns,
-    microseconds,
     time_of,
 )
 
@@ -130,10 +129,30 @@ def fold(
     Raises LedgerError if the turn and its rows do not fit this state; each misfit would lose a record silently or
     un-ack one (I2, I4, S7).
     """
+    columns = OutcomeColumns.of(rows)
+    pending = fold_few(state.complete_to, state.pending, fresh, retries, columns, policy, seed, chosen)
+    if pending is None:
+        pending = _pending_after_turn(state, fresh, retries, columns, policy, seed, chosen)
+    # fresh.end is at or above the old complete_to, and each offset that stops being pending has a terminal outcome:
+    # neither complete_to nor the floor moves back (I3), and an acked offset above a pending one does not raise the
+    # floor (S8).
+    floor = PartitionState(fresh.end, pending).floor
+    without_records = ValuedRange(state.complete_to, fresh.end, fresh.start - state.complete_to + gaps)
+    return PartitionState(fresh.end, pending, _gaps_above(floor, [*state.gaps_above_floor, without_records]))
+
+
+def _pending_after_turn(
+    state: PartitionState,
+    fresh: OffsetRange,
+    retries: ValuedRanges[int],
+    columns: OutcomeColumns,
+    policy: Backoff,
+    seed: str,
+    chosen: ChosenRanges,
+) -> PendingRuns:
     pending = state.pending
     planned = _Retries.of(retries)
     _check_turn_starts_here(state.complete_to, pending, fresh, planned)
-    columns = OutcomeColumns.of(rows)
     decided = _decided_ranges(columns.where(columns.attempts == 0))
     attempts = _by_offset(columns.where((columns.attempts != 0) & ~columns.answered))
     answers = _by_offset(columns.where(columns.answered))
@@ -146,13 +165,7 @@ def fold(
     if len(answers):
         _check_answers_end_attempts(answers, still_pending)
         still_pending = _pending_after(answers, still_pending, policy, seed)
-    still_pending = still_pending.minus(decided)
-    # fresh.end is at or above the old complete_to, and each offset that stops being pending has a terminal outcome:
-    # neither complete_to nor the floor moves back (I3), and an acked offset above a pending one does not raise the
-    # floor (S8).
-    after = PartitionState(fresh.end, still_pending)
-    without_records = ValuedRange(state.complete_to, fresh.end, fresh.start - state.complete_to + gaps)
-    return replace(after, gaps_above_floor=_gaps_above(after.floor, [*state.gaps_above_floor, without_records]))
+    return still_pending.minus(decided)
 
 
 def _gaps_above(floor: int, gaps: Iterable[ValuedRange[int]]) -> ValuedRanges[int]:
@@ -302,25 +315,16 @@ def _pending_after_failures(failed: OutcomeColumns, policy: Backoff, seed: str) 
 def _dues(failed: OutcomeColumns, policy: Backoff, seed: str) -> Int64s:
     """Returns the due time of each row, in microseconds since 1970; NEVER if it gets no further attempt."""
     if not isinstance(policy, RetryPolicy) or policy.uses_seed:
-        return np.fromiter((_due(row, policy, seed) for row in failed), np.int64, len(failed))
+        rows = (
+            (offset, attempt, time, failed.results[code][1]) for offset, _, attempt, time, code, *_ in failed.values()
+        )
+        return np.fromiter((due_after(*row, policy, seed) for row in rows), np.int64, len(failed))
     # Without chance the wait depends on attempt and error class alone, and millions of rows have few of these.
     kinds, kind_of_row = _distinct(failed.attempts, failed.codes)
-    waits = np.full(len(kinds), -1)
-    for index, (attempt, result) in enumerate(kinds):
-        error_class = failed.results[result][1]
-        wait = None if error_class == ErrorClass.DEAD else policy.wait(attempt, error_class)
-        if wait is not None:
-            waits[index] = min(wait // MICROSECOND, LATEST)
-    row_waits = waits[kind_of_row]
-    dues: Int64s = np.where(row_waits < 0, NEVER, np.minimum(failed.handled_at + row_waits, LATEST))
+    of_kinds = (due_after(0, attempt, 0, failed.results[result][1], policy, seed) for attempt, result in kinds)
+    waits = np.fromiter(of_kinds, np.int64, len(kinds))[kind_of_row]
+    dues: Int64s = np.where(waits == NEVER, NEVER, np.minimum(failed.handled_at + np.minimum(waits, LATEST), LATEST))
     return dues
-
-
-def _due(row: OutcomeRow, policy: Backoff, seed: str) -> int:
-    due = None
-    if row.error_class != ErrorClass.DEAD:
-        due = policy.next_attempt(row.attempt, row.handled_at, row.error_class, f"{seed}/{row.offset}/{row.attempt}")
-    return microseconds(due)
 
 
 def _decided_ranges(decisions: OutcomeColumns) -> Ranges:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from itertools import islice
+from itertools import islice, repeat
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -181,6 +181,8 @@ class OutcomeColumns(Sequence[OutcomeRow]):
         """Returns these rows as columns. Holds few rows as objects at a time: a turn may decide millions."""
         if isinstance(rows, OutcomeColumns):
             return rows
+        if rows == ():  # as of most partitions of a turn that has thousands
+            return _NO_ROWS
         remaining = iter(rows)
         parts = [cls._of_few(few) for few in iter(lambda: list(islice(remaining, _CHUNK)), [])]
         return cls.concat(parts) if len(parts) > 1 else parts[0] if parts else cls._of_few([])
@@ -284,22 +286,26 @@ class OutcomeColumns(Sequence[OutcomeRow]):
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def __iter__(self) -> Iterator[OutcomeRow]:
+    def values(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+        """Yields each row as its numbers: offset, end, attempt, time, code, deadline, answer. The last two are NEVER
+        and 0 where no row has one."""
         for first in range(0, len(self), _CHUNK):
             part = slice(first, first + _CHUNK)
-            names = ("offsets", "end_offsets", "attempts", "handled_at", "codes", "dues", "answers")
-            columns = [getattr(self, name) for name in names]
-            count = len(self.offsets[part])
-            dues, answers = ([None] * count if c is None else c[part].tolist() for c in columns[5:])
-            values = [column[part].tolist() for column in columns[:5]]
-            for offset, end, attempt, time, code, due, answer in zip(*values, dues, answers, strict=True):
-                outcome, error_class = self.results[code]
-                handled_at = time_of(time)
-                assert handled_at is not None
-                yield OutcomeRow(
-                    offset, attempt, outcome, handled_at, error_class, None if end == _NO_END else end,
-                    due=None if due is None else time_of(due), answer=_ANSWERS[answer or 0],
-                )  # fmt: skip
+            columns = (self.offsets, self.end_offsets, self.attempts, self.handled_at, self.codes)
+            values = [column[part].tolist() for column in columns]
+            dues = repeat(NEVER, len(values[0])) if self.dues is None else self.dues[part].tolist()
+            answers = repeat(0, len(values[0])) if self.answers is None else self.answers[part].tolist()
+            yield from zip(*values, dues, answers, strict=True)
+
+    def __iter__(self) -> Iterator[OutcomeRow]:
+        for offset, end, attempt, time, code, due, answer in self.values():
+            outcome, error_class = self.results[code]
+            handled_at = time_of(time)
+            assert handled_at is not None
+            yield OutcomeRow(
+                offset, attempt, outcome, handled_at, error_class, None if end == _NO_END else end,
+                due=time_of(due), answer=_ANSWERS[answer],
+            )  # fmt: skip
 
     @overload
     def __getitem__(self, index: int) -> OutcomeRow: ...
@@ -328,3 +334,6 @@ def answer_codes(answers: Sequence[str | None]) -> npt.NDArray[np.int8] | None:
     if not any(answers):
         return None
     return np.array([_ANSWERS.index(AnswerKind(answer) if answer else None) for answer in answers], dtype=np.int8)
+
+
+_NO_ROWS = OutcomeColumns.of([])

@@ -6,6 +6,8 @@ Decisions are rows of their own (attempt 0) in `outcomes`. Nothing here stores t
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from types import MappingProxyType
+from typing import NamedTuple
 
 from ackline.dead_letters.send import send_dead_letters
 from ackline.errors import ConfigError
@@ -30,10 +32,20 @@ Rows = Mapping[TopicPartition, Iterable[OutcomeRow]]
 States = Mapping[TopicPartition, PartitionState]
 
 
+class Decided(NamedTuple):
+    """What settle decides of a turn. `answers` is what became of the answers from outside; None if the turn has no ack
+    topic. `undecided` are the states after the outcomes alone, of the partitions without any decision here."""
+
+    rows: Rows
+    answers: AnswerReport | None = None
+    undecided: States = MappingProxyType({})
+
+
 def states_after(
-    plan: Plan, before: Settlement, outcomes: TurnOutcomes, chosen: LaneRanges = None
+    plan: Plan, before: Settlement, outcomes: TurnOutcomes, chosen: LaneRanges = None, undecided: States | None = None
 ) -> dict[TopicPartition, PartitionState]:
-    """Returns the state of every partition of the lane after the turn. `chosen` are the ranges of a backfill lane.
+    """Returns the state of every partition of the lane after the turn. `chosen` are the ranges of a backfill lane. The
+    state of a partition in `undecided` is taken from there if the outcomes hold no row of a decision.
 
     The retry policy is the plan's, not the file's: every process that settles the turn, at any time, computes the same
     due times (I9). Raises ConfigError if that policy's class does not import any more, LedgerError if the outcomes
@@ -45,7 +57,9 @@ def states_after(
     for tp, planned in plan.partitions.items():
         state = states.setdefault(tp, PartitionState(planned.complete_to))
         rows = outcomes.rows.get(tp, ())
-        if plan.kind.replays:
+        if undecided and tp in undecided and not _has_decision(rows):
+            states[tp] = undecided[tp]
+        elif plan.kind.replays:
             seed = _seed(plan, tp)
             gaps = gaps_of(plan, tp, outcomes) or 0
             states[tp] = fold(state, planned.fresh, planned.retries, rows, policy, seed, gaps, chosen_in(chosen, tp))
@@ -58,6 +72,11 @@ def states_after(
             end = max(state.complete_to, planned.fresh.end)
             states[tp] = fold(state, OffsetRange(end, end), (), rows, policy, chosen=chosen_in(chosen, tp))
     return dict(sorted(states.items()))
+
+
+def _has_decision(rows: Iterable[OutcomeRow]) -> bool:
+    columns = OutcomeColumns.of(rows)
+    return columns.answers is not None or not columns.attempts.all()
 
 
 def _seed(plan: Plan, tp: TopicPartition) -> str:
@@ -82,21 +101,18 @@ def _policy(plan: Plan) -> Backoff:
         ) from None
 
 
-def decide(
-    adapters: Adapters, plan: Plan, before: Settlement, outcomes: TurnOutcomes
-) -> tuple[Rows, AnswerReport | None]:
-    """Returns the decisions of the turn by partition, and what became of the answers from outside; None if the turn has
-    no ack topic. Sends the dead letters of the records that are decided as dead.
-    """
+def decide(adapters: Adapters, plan: Plan, before: Settlement, outcomes: TurnOutcomes) -> Decided:
+    """Returns the decisions of the turn by partition. Sends the dead letters of the records that are decided as
+    dead."""
     chosen = lane_ranges(adapters, plan.turn.epoch)
     if not plan.kind.replays:
-        return (skipped_by(plan, before, adapters.now(), chosen) if plan.kind.moves_floor else {}), None
+        return Decided(skipped_by(plan, before, adapters.now(), chosen) if plan.kind.moves_floor else {})
     decisions = _expired_ranges(adapters, plan, chosen)
     rows = {
         tp: OutcomeColumns.concat([outcomes.rows.get(tp, ()), decisions.get(tp, ())])
         for tp in dict.fromkeys([*outcomes.rows, *decisions])
     }
-    states = states_after(plan, before, TurnOutcomes(rows, {}, {}, complete=False), chosen)
+    states = states_after(plan, before, replace(outcomes, rows=rows), chosen)
     # Before the dead letters: a turn whose ack topic can't be read stays open, and each settle would send them again.
     wanted = None if plan.ack_position is None else answers_of_turn(adapters, plan, plan.ack_position)
     dead: Rows
@@ -110,7 +126,8 @@ def decide(
         dead, answered, report = _letters_before_answers(adapters, plan, before, wanted, states)
     kinds: tuple[Rows, ...] = (decisions, dead, answered)
     tps = dict.fromkeys(tp for rows_of_kind in kinds for tp in rows_of_kind)
-    return {tp: DecidedRows(tuple(of_kind.get(tp, ()) for of_kind in kinds)) for tp in tps}, report
+    merged = {tp: DecidedRows(tuple(of_kind.get(tp, ()) for of_kind in kinds)) for tp in tps}
+    return Decided(merged, report, {tp: state for tp, state in states.items() if tp not in merged})
 
 
 def _answers_before_letters(

@@ -62,7 +62,7 @@ from ackline.ledger.turns import (
 )
 from ackline.outputs.publish import publish_settled
 from ackline.outputs.settled import check_staged_rows, settled_outputs
-from ackline.steps.decide import decide, states_after
+from ackline.steps.decide import States, decide, states_after
 from ackline.tables.turn_outcomes import TurnOutcomes
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def _settle_turn(adapters: Adapters, plan: Plan, before: Settlement) -> Settleme
         )
     report = stored_report(adapters, plan)
     try:
-        outcomes = _decided_outcomes(adapters, plan, before, report)
+        outcomes, undecided = _decided_outcomes(adapters, plan, before, report)
     except LedgerError:
         if adapters.store.is_settled(plan.turn):
             return None  # by another process, which has published the staged rows that this one has looked for
@@ -150,7 +150,7 @@ def _settle_turn(adapters: Adapters, plan: Plan, before: Settlement) -> Settleme
     if adapters.store.is_settled(plan.turn):
         return None
     lost = operator_loss(adapters, plan)
-    settled = _settled_partitions(adapters, plan, before, outcomes, lost)
+    settled = _settled_partitions(adapters, plan, before, outcomes, undecided, lost)
     partitions = with_metrics(adapters, plan, before, settled, outcomes, report)
     reason = lost.reason if lost else plan.reason
     answers = _answer_report(adapters, plan, before)
@@ -183,8 +183,11 @@ def _settle_turn(adapters: Adapters, plan: Plan, before: Settlement) -> Settleme
     return settlement
 
 
-def _decided_outcomes(adapters: Adapters, plan: Plan, before: Settlement, report: TurnReport | None) -> TurnOutcomes:
-    """Returns the turn's outcomes with decisions n, which are made and stored first if they are not stored yet."""
+def _decided_outcomes(
+    adapters: Adapters, plan: Plan, before: Settlement, report: TurnReport | None
+) -> tuple[TurnOutcomes, States]:
+    """Returns the turn's outcomes with decisions n, which are made and stored first if they are not stored yet, and the
+    states that were found on the way, of partitions for which this process has decided nothing."""
     # Checked before the rows are read. In the other order, another process could store its decisions in between. The
     # check would find them, but the rows would not hold them: a record whose `dead` row counts would stay pending (I4).
     decided = adapters.store.has_decisions(plan.turn)
@@ -193,12 +196,12 @@ def _decided_outcomes(adapters: Adapters, plan: Plan, before: Settlement, report
         _void_if_too_many_failed(adapters, plan, before, report)
     outcomes = _read_outcomes(adapters, plan, report)
     if decided:
-        return outcomes
+        return outcomes, {}
     # Breaker and retention close the turn as void, so both are checked before the first dead letter is sent: a letter
     # of a void turn announces a record as dead that the next turn handles again.
     _void_if_expired(adapters, plan, before, outcomes.rows)
     check_staged_rows(adapters, plan)
-    decisions, answers = decide(adapters, plan, before, outcomes)
+    decisions, answers, undecided = decide(adapters, plan, before, outcomes)
     # Retention may have passed a record just before its dead letter was read. Such letters are sent again by the turn
     # that settles their records.
     _void_if_expired(adapters, plan, before, decisions)
@@ -206,7 +209,7 @@ def _decided_outcomes(adapters: Adapters, plan: Plan, before: Settlement, report
     del outcomes  # they may be millions, and must not be in memory twice
     # Only the stored decisions count, whichever process has taken number n. They are read again, because those of
     # another process may differ from the decisions made above.
-    return _read_outcomes(adapters, plan, report)
+    return _read_outcomes(adapters, plan, report), undecided
 
 
 def _read_outcomes(adapters: Adapters, plan: Plan, report: TurnReport | None) -> TurnOutcomes:
@@ -215,10 +218,18 @@ def _read_outcomes(adapters: Adapters, plan: Plan, report: TurnReport | None) ->
 
 
 def _settled_partitions(
-    adapters: Adapters, plan: Plan, before: Settlement, outcomes: TurnOutcomes, lost: OperatorLoss | None
+    adapters: Adapters,
+    plan: Plan,
+    before: Settlement,
+    outcomes: TurnOutcomes,
+    undecided: States,
+    lost: OperatorLoss | None,
 ) -> dict[TopicPartition, SettledPartition]:
     """Returns a row of settlement n for every partition of the lane, also for those that the plan leaves alone."""
-    states = states_after(plan, before, outcomes, lane_ranges(adapters, plan.turn.epoch))
+    # Another process may have stored its decisions in place of this one's: a state is taken over only where the stored
+    # rows have no decision either. An operator who loses the turn removes its outcomes.
+    known = undecided if lost is None else {}
+    states = states_after(plan, before, outcomes, lane_ranges(adapters, plan.turn.epoch), known)
     evidence = LOST_BY_OPERATOR if lost else plan.reason
     if plan.kind.replays and not lost:
         evidence = f"outcomes {plan.turn.n} and decisions {plan.turn.n} of run {plan.run_id}"

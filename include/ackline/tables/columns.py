@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ackline.ledger.fold_few import FEW
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange
 from ackline.ledger.pending import NEVER, NOTHING_PENDING, PendingKind, PendingRuns, PendingState, RetryRuns
 from ackline.stored import DamagedError, decode, encode
@@ -79,9 +80,13 @@ def _runs(
 
     def to_arrow(values: Sequence[Any], of_type: pa.DataType) -> pa.ChunkedArray:
         of_struct, chunks = of_type.value_type, list[pa.Array]()
+        nothing = pa.array([[]], of_type)
         for value in values:  # a chunk each, because joining the chunks would copy them
             if value is None:  # the row of a claim or a waiver
                 chunks.append(pa.nulls(1, of_type))
+                continue
+            if not len(value):
+                chunks.append(nothing)
                 continue
             columns = columns_of(value)
             arrays = [columns[field.name].cast(field.type) for field in of_struct]
@@ -111,13 +116,18 @@ def _pending_columns(pending: Any) -> dict[str, pa.Array]:
 def _pending_runs(columns: dict[str, pa.Array]) -> PendingRuns:
     starts, ends = (columns[name].to_numpy() for name in ("start_offset", "end_offset"))
     names = ("kind", "attempts", "error_class")
-    parts = [columns[name].dictionary_encode(null_encoding="encode") for name in names]
-    codes = np.zeros(len(starts), dtype=np.int64)
-    for part in parts:
-        codes = codes * len(part.dictionary) + part.indices.to_numpy()
-    _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
-    distinct = (columns[name].take(pa.array(first)).to_pylist() for name in names)
-    states = [PendingState(PendingKind(kind), *others) for kind, *others in zip(*distinct, strict=True)]
+    if len(starts) <= FEW:
+        known = dict[tuple[Any, ...], int]()
+        values = zip(*(columns[name].to_pylist() for name in names), strict=True)
+        codes, distinct = np.array([known.setdefault(each, len(known)) for each in values]), iter(known)
+    else:
+        parts = [columns[name].dictionary_encode(null_encoding="encode") for name in names]
+        codes = np.zeros(len(starts), dtype=np.int64)
+        for part in parts:
+            codes = codes * len(part.dictionary) + part.indices.to_numpy()
+        _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
+        distinct = zip(*(columns[name].take(pa.array(first)).to_pylist() for name in names), strict=True)
+    states = [PendingState(PendingKind(kind), *others) for kind, *others in distinct]
     dues = columns["due"].cast(pa.int64()).fill_null(NEVER).to_numpy()
     return PendingRuns(starts, ends, codes.astype(np.int32), dues, states)
 
