@@ -13,13 +13,13 @@ PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_169,
     "ledger": 4_027,
-    "pipeline": 3_319,
+    "pipeline": 3_316,
     "forms": 1_002,
     "kafka": 2_896,
-    "delta": 2_824,
+    "delta": 2_942,
     "tables": 2_491,
-    "audit": 1_160,
-    "worker": 3_270,
+    "audit": 1_162,
+    "worker": 3_272,
     "trees": 4_362,
     "spark": 3_037,
     "lane": 3_044,
@@ -27,18 +27,18 @@ CEILINGS = {
     "in_flight": 512,
     "dead_letters": 207,
     "steps": 1_693,
-    "actions": 1_989,
+    "actions": 1_990,
     "answers": 1_677,
     "backfill": 1_155,
     "airflow": 2_515,
     "ui": 2_508,
     "local": 2_262,
-    "cli": 4_320,
+    "cli": 4_325,
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 56_259
-TESTS_CEILING = 68_923
+PACKAGE_CEILING = 56_384
+TESTS_CEILING = 69_086
 
 
 def lines(files: "list[Path]") -> int:

@@ -227,10 +227,10 @@ EACH = {"ackline", "annotated_doc", "shellingham", "typer", "typing_extensions"}
 HELP = {*EACH, "attr", "linkify_it", "markdown_it", "mdurl", "pygments", "rich", "uc_micro"}
 COMMAND = {
     *HELP, "annotated_types", "arro3", "confluent_kafka", "croniter", "cython_runtime", "dateutil", "deltalake",
-    "filelock", "numpy", "packaging", "pandas", "psutil", "pyarrow", "pydantic", "pydantic_core", "pytz",
+    "filelock", "numpy", "packaging", "psutil", "pyarrow", "pydantic", "pydantic_core", "pytz",
     "six", "tenacity", "typing_inspection", "yaml",
 }  # fmt: skip
-"""What a command loads to read tables and Kafka. pyarrow loads pandas by itself, where it is installed."""
+"""What a command loads to read tables and Kafka. pyarrow would load pandas (`ackline.delta.later_pandas`)."""
 COMMAND_LINES = {
     "--version": EACH,
     "-q --version": EACH,
@@ -271,7 +271,14 @@ def test_a_command_loads_pyspark_duckdb_and_object_stores_only_when_it_uses_them
     assert libraries_loaded_by(program) - COMMAND == set()
 
 
-def test_the_tasks_plan_and_settle_load_neither_spark_nor_duckdb() -> None:
+def test_the_help_of_a_command_builds_no_model_of_pydantic() -> None:
+    """The first one makes pydantic look through all installed packages for its plugins, and each takes milliseconds."""
+    program = "import ackline.cli.status, pydantic.plugin._loader as loader; print(loader._plugins)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "None\n"
+
+
+def test_the_tasks_plan_and_settle_load_neither_spark_nor_duckdb_nor_pandas() -> None:
     """Beside what they need, as a task that ends in a second must not load more: DuckDB is for SQL alone."""
     program = """
 import sys
@@ -281,7 +288,12 @@ print(*sys.modules)
 """
     loaded = libraries_loaded_by(program)
     assert {"airflow", "confluent_kafka", "deltalake"} <= loaded
-    assert not {"duckdb", "kubernetes", "obstore", "py4j", "pyspark"} & loaded
+    assert not {"duckdb", "kubernetes", "obstore", "pandas", "py4j", "pyspark"} & loaded
+
+
+@pytest.mark.parametrize("module", ["ackline.worker.run", "ackline.trees.stages", "ackline.worker.isolation.serving"])
+def test_a_python_worker_loads_no_pandas(module: str) -> None:
+    assert "pandas" not in libraries_loaded_by(f"import pyspark.worker, {module}, sys; print(*sys.modules)")
 
 
 def test_the_list_of_commands_has_the_first_sentences_of_each_command() -> None:

@@ -29,7 +29,8 @@ class JsonObject(BaseModel):
     A value of the product that has the same fields can be given in place of an object.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", from_attributes=True)
+    # Built at first use: a command uses few of these objects, and `--help` none.
+    model_config = ConfigDict(frozen=True, extra="forbid", from_attributes=True, defer_build=True)
     left_out: ClassVar[frozenset[str]] = frozenset()
     """The keys that are left out where another one would be null."""
 

@@ -4,6 +4,7 @@ A command's module is imported when the command is used. Together they load pyar
 takes longer than anything that `ackline --help` and `--version` do.
 """
 
+import gc
 import importlib
 import logging
 import os
@@ -92,7 +93,11 @@ class Command(TyperCommand):
     def loaded(self) -> TyperCommand | TyperGroup:
         """Returns the command with its options; the group of commands for `dev`."""
         module, summary = COMMANDS[str(self.name)]
-        found = importlib.import_module(f"ackline.cli.{module}").COMMANDS[self.name]
+        gc.disable()  # what is imported stays; to look through it again and again is a tenth of the time
+        try:
+            found = importlib.import_module(f"ackline.cli.{module}").COMMANDS[self.name]
+        finally:
+            gc.enable()
         if not isinstance(found, typer.Typer):
             single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
             single.command(self.name)(found)

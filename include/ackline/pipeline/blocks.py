@@ -288,6 +288,3 @@ class _CheckedBackoff:
             f"next_attempt returns an aware time or None. Nothing was settled: correct the class and run again",
             key="retry.class",
         )
-
-
-RetryBlock.model_rebuild()

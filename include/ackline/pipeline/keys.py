@@ -129,7 +129,7 @@ class PipelineKeys(StrictBlock):
     handler: CodePath | None = None
     filter: CodePath | None = None
     schema_registry: RegistryChoice | None = None
-    decode: DecodeBlock = DecodeBlock()
+    decode: DecodeBlock = Field(default_factory=DecodeBlock)
     streams: list[StreamBlock] | None = Field(None, min_length=1)
     steps: list[StepBlock] | None = Field(None, min_length=1, max_length=100)
     outputs: list[OutputBlock] | None = Field(None, min_length=1, max_length=100)
@@ -149,7 +149,7 @@ class PipelineKeys(StrictBlock):
     breaker: BreakerBlock | None = None
     handler_isolation: Literal["none", "process"] = "none"
     record_timeout: Annotated[Duration, AfterValidator(_record_timeout)] | None = None
-    retry: RetryBlock = RetryBlock()
+    retry: RetryBlock = Field(default_factory=RetryBlock)
     dead_letter: DeadLetter
     tombstones: Literal["skip", "deliver"] = "skip"
     on_expired: Literal["record", "fail"] = "record"
@@ -157,11 +157,11 @@ class PipelineKeys(StrictBlock):
     schedule: Annotated[str, AfterValidator(_schedule)] | None = None
     tags: list[PipelineTag] = Field(default_factory=list)
     owner: PipelineOwner | None = None
-    backfill: BackfillBlock = BackfillBlock()
-    audit: AuditBlock = AuditBlock()
+    backfill: BackfillBlock = Field(default_factory=BackfillBlock)
+    audit: AuditBlock = Field(default_factory=AuditBlock)
     ack_topic: TopicName | None = None
-    in_flight: InFlightBlock = InFlightBlock()
-    spark: SparkBlock = SparkBlock()
+    in_flight: InFlightBlock = Field(default_factory=InFlightBlock)
+    spark: SparkBlock = Field(default_factory=SparkBlock)
 
     @property
     def dead_letter_topic(self) -> str | None:

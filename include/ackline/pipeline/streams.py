@@ -54,7 +54,7 @@ class StreamBlock(StrictBlock):
     pattern: RegularExpression | None = None
     filter: CodePath | None = None
     handler: CodePath
-    decode: DecodeBlock = DecodeBlock()
+    decode: DecodeBlock = Field(default_factory=DecodeBlock)
 
     @model_validator(mode="after")
     def _check_exclusive_keys(self) -> "StreamBlock":
