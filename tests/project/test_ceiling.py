@@ -21,7 +21,7 @@ CEILINGS = {
     "audit": 1_162,
     "worker": 3_272,
     "trees": 4_362,
-    "spark": 3_037,
+    "spark": 3_038,
     "lane": 3_044,
     "outputs": 2_070,
     "in_flight": 512,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 56_384
-TESTS_CEILING = 69_086
+PACKAGE_CEILING = 56_385
+TESTS_CEILING = 69_100
 
 
 def lines(files: "list[Path]") -> int:

@@ -255,3 +255,14 @@ def test_what_the_image_installs_is_pinned_by_hash() -> None:
     for words in installs:
         assert "--require-hashes" in words or "--editable" in words
     assert re.search(r"^setuptools==", LOCK, re.MULTILINE)
+
+
+def test_the_image_has_the_compiled_package_and_the_archive_of_classes() -> None:
+    """Nothing makes them later: each process would compile the package, and each Spark would parse its classes."""
+    steps = re.findall(r"^(USER|COPY|RUN) (.*)$", DOCKERFILE, re.MULTILINE)
+    compiled = next(i for i, (_, step) in enumerate(steps) if "compileall" in step)
+    assert ("COPY", "include/ackline include/ackline") in steps[:compiled]
+    assert "USER" not in {kind for kind, _ in steps[:compiled]}, "only root may write there"
+    assert "--invalidation-mode checked-hash include/ackline" in " ".join(steps[compiled][1].split())
+    fetched = steps.index(("RUN", "python -m ackline.spark.jars fetch spark"))
+    assert steps.index(("USER", "ackline")) < fetched < steps.index(("RUN", "python -m ackline.spark.jvm || true"))

@@ -118,8 +118,11 @@ def test_a_pyspark_that_was_installed_again_has_an_archive_of_its_own_and_the_ol
     spark = tmp_path / "pyspark"
     (spark / "jars").mkdir(parents=True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: SimpleNamespace(submodule_search_locations=[str(spark)]))
+    os.utime(spark / "jars", (2, 2.5))
     jvm.make_archive()
     before = jvm.archive()
+    os.utime(spark / "jars", (2, 2))  # as in an image that was packed and unpacked
+    assert jvm.archive() == before is not None
     os.utime(spark / "jars", (1, 1))
     assert jvm.archive() is None
     assert jvm.make_archive()

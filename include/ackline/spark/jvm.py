@@ -154,7 +154,8 @@ def _place() -> tuple[Path, str, str]:
     spark = importlib.util.find_spec("pyspark")
     places = list(spark.submodule_search_locations or ()) if spark is not None else []
     installed = (program, *(Path(place, "jars") for place in places))
-    times = [path.stat().st_mtime_ns for path in installed if path.exists()]
+    # In seconds, as Java compares them: a container's image that is packed and unpacked keeps no fractions.
+    times = [int(path.stat().st_mtime) for path in installed if path.exists()]
     prefix = f"classes-{_hash(program, places)}"
     return cache_folder(), prefix, f"{prefix}-{_hash(times, version('pyspark'))}"
 
