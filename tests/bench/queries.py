@@ -108,13 +108,12 @@ def _run(offset: int) -> str:
 
 
 def _hashes(offsets: Int64s) -> pa.Array:
-    """Returns a text of 16 characters for each offset, in no order, as hashes are."""
-    mixed = offsets.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return pa.array(np.frombuffer(mixed.tobytes().hex().encode(), dtype="S16")).cast(pa.string())
+    """Returns a number for each offset, in no order, as hashes are."""
+    return pa.array((offsets.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).view(np.int64))
 
 
-def _hash_of(offset: int) -> str:
-    return str(_hashes(np.array([offset]))[0])
+def _hash_of(offset: int) -> int:
+    return int(_hashes(np.array([offset]))[0].as_py())
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ def test_a_key_finds_all_that_became_of_its_records_their_retries_and_decisions_
     assert found(lane, "--key", "4711") == [*of_first[guarantee], (3, 1, "acked")]
     assert found(lane, "--key-hex", "FF00") == [(4, 1, "acked")]
     assert found(lane, "--key", "4713") == []
-    assert len({row["key_hash"] for row in lane.table("outcomes")} - {None}) == 3
-    assert {row["key_hash"] for row in lane.table("outcomes") if row["offset"] == 2} == {None}
+    assert len({row["key_hash64"] for row in lane.table("outcomes")} - {None}) == 3
+    assert {row["key_hash64"] for row in lane.table("outcomes") if row["offset"] == 2} == {None}
     assert not any(SECRET in str(row) or "4711" in str(row["error_message"]) for row in lane.table("outcomes"))
 
 

@@ -16,9 +16,9 @@ CEILINGS = {
     "pipeline": 3_316,
     "forms": 1_002,
     "kafka": 2_896,
-    "delta": 2_942,
-    "tables": 2_491,
-    "audit": 1_162,
+    "delta": 3_032,
+    "tables": 2_494,
+    "audit": 1_190,
     "worker": 3_272,
     "trees": 4_362,
     "spark": 3_038,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 56_385
-TESTS_CEILING = 69_100
+PACKAGE_CEILING = 56_506
+TESTS_CEILING = 69_219
 
 
 def lines(files: "list[Path]") -> int:

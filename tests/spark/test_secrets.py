@@ -68,7 +68,7 @@ def test_neither_secret_nor_payload_shows_anywhere(broker: Broker, topic: MakeTo
     assert "refused: FatalError" in done.stdout
     assert "'outcome': 'failed'" in done.stdout
     assert "worker: {" in done.stdout
-    assert f"'key_hash': '{key_hash(SECRET.encode())(PAYLOAD.encode())}'" in done.stdout
+    assert f"'key_hash64': {key_hash(SECRET.encode())(PAYLOAD.encode())}" in done.stdout
     logs = [path.read_bytes() for path in events.rglob("*") if path.is_file()]
     assert logs
     assert any(b"SparkListenerSQLExecutionStart" in log for log in logs)

@@ -136,7 +136,7 @@ def test_the_column_tier_stores_the_hash_of_each_key_of_fresh_records_and_of_ret
 ) -> None:
     fresh, retries = log
     job = lab.ran("column_words", {fresh: (0, 6)}, {retries: dict.fromkeys(range(6), 2)}, key_hash_secret=SECRET)
-    found = [(row["partition"], row["offset"], row["key_hash"]) for row in lab.rows(job)]
+    found = [(row["partition"], row["offset"], row["key_hash64"]) for row in lab.rows(job)]
     assert found == [(partition, offset, hash_of(key)) for partition in (0, 1) for offset, key in enumerate(KEYS)]
 
 
@@ -144,5 +144,5 @@ def test_a_retry_that_the_log_no_longer_holds_has_no_hash(lab: Lab, log: tuple[T
     retries, _ = log
     delete_before(lab.broker, retries.topic, 4)
     job = lab.ran("column_words", None, {retries: {0: 2, 5: 2}}, key_hash_secret=SECRET)
-    found = [(row["outcome"], row["key_hash"]) for row in lab.rows(job)]
+    found = [(row["outcome"], row["key_hash64"]) for row in lab.rows(job)]
     assert found == [("expired", None), ("acked", hash_of(b"\xff\x00"))]

@@ -8,8 +8,9 @@ KEYS = [b"4711", b"4712", None, b"", b"4711", b"\xff\x00"]
 KEY_WORDS = [b"acked", b"failed", b"acked", b"skipped", None, b"acked"]
 
 
-def hash_of(key: bytes | None) -> str | None:
-    return None if key is None else hmac.new(SECRET, key, hashlib.sha256).hexdigest()[:32]
+def hash_of(key: bytes | None) -> int | None:
+    digest = hmac.new(SECRET, key or b"", hashlib.sha256).digest()
+    return None if key is None else int.from_bytes(digest[:8], "big", signed=True)
 
 
 OUTCOME_WORDS = [b"acked", b"failed", b"skipped", b"dead", None, b"nonsense"]

@@ -91,14 +91,14 @@ def written(
     tp: TopicPartition = TP,
     message: str | None = None,
     error_class: str | None = None,
-    hashes: Mapping[int, str] | None = None,
+    hashes: Mapping[int, int | str] | None = None,
     due: datetime | None = None,
     place: str | None = None,
 ) -> AddAction:
     """Writes a file of (offset, attempt, outcome) as a Spark task does: on disk, with statistics, in no log.
 
     `error_class` and `place` are those of the rows that failed or were dropped, and `hashes` has the hashes
-    of keys by offset.
+    of keys by offset, each a number, or a text as version 0.2.0 has stored it.
     """
     values = [
         {"pipeline": of.pipeline, "plan_date": DAY, "lane": of.lane, "epoch": of.epoch, "turn": of.n, "run_id": "run",
@@ -106,7 +106,7 @@ def written(
          "attempt": attempt, "outcome": outcome, "error_message": message, "handled_at": NOON,
          "due": due, "error_class": error_class if outcome in ("failed", "dropped") else None,
          "error_place": place if outcome in ("failed", "dropped") else None,
-         "key_hash": (hashes or {}).get(offset)}
+         "key_hash" if isinstance(hashed := (hashes or {}).get(offset), str) else "key_hash64": hashed}
         for offset, attempt, outcome in rows
     ]  # fmt: skip
     table = pa.Table.from_pylist(values, schema=OUTCOMES).drop_columns(["plan_date"])

@@ -26,7 +26,7 @@ class Event:
     xor: int
     time: int
     timestamp: int | None
-    key_hash: str | None
+    key_hash: int | None
     note: bytes | None
     open: list[int]
     acked: list[int]
@@ -64,7 +64,7 @@ def events(draw: st.DrawFn) -> Event:
         draw(U64),
         draw(st.integers(0, 1 << 60)),
         draw(st.integers(-5, 5)) if by == -1 else None,
-        f"hash-{root}" if by == -1 else None,
+        hash(root) if by == -1 else None,
         draw(st.none() | st.binary(max_size=3)),
         draw(st.lists(st.integers(-9, 9), min_size=STEPS, max_size=STEPS)),
         draw(st.lists(st.integers(0, 9), min_size=STEPS, max_size=STEPS)),

@@ -109,7 +109,7 @@ def test_the_hash_of_each_key_of_fresh_records_and_of_retries_is_stored(
 ) -> None:
     fresh, retries = log
     job = tasks.ran(handler, {fresh: (0, 6)}, {retries: dict.fromkeys(range(6), 2)}, key_hash_secret=SECRET, **settings)
-    found = [(row["partition"], row["offset"], row["key_hash"]) for row in tasks.rows(job)]
+    found = [(row["partition"], row["offset"], row["key_hash64"]) for row in tasks.rows(job)]
     assert found == [(partition, offset, hash_of(key)) for partition in (0, 1) for offset, key in enumerate(KEYS)]
 
 
@@ -119,7 +119,7 @@ def test_a_retry_that_the_log_no_longer_holds_has_no_hash(
     retries, _ = log
     tasks.world.topics[retries.topic].logs[retries.partition].start = 4
     job = tasks.ran("by_word", None, {retries: {0: 2, 5: 2}}, key_hash_secret=SECRET)
-    found = [(row["outcome"], row["key_hash"]) for row in tasks.rows(job)]
+    found = [(row["outcome"], row["key_hash64"]) for row in tasks.rows(job)]
     assert found == [("expired", None), ("acked", hash_of(b"\xff\x00"))]
 
 
@@ -127,7 +127,7 @@ def test_the_raw_bytes_of_a_decoded_key_are_hashed(tasks: TaskLab, log: tuple[To
     fresh, _ = log
     stream = Stream("", "tests.spark.stream_handlers:notes", key="utf8", value="utf8")
     job = tasks.ran("by_word", {fresh: (0, 6)}, key_hash_secret=SECRET, translation=Translation((stream,)))
-    assert [row["key_hash"] for row in tasks.rows(job)] == [hash_of(key) for key in KEYS]
+    assert [row["key_hash64"] for row in tasks.rows(job)] == [hash_of(key) for key in KEYS]
 
 
 def test_without_the_setting_the_files_have_no_such_column_and_the_table_reads_null(
@@ -137,5 +137,5 @@ def test_without_the_setting_the_files_have_no_such_column_and_the_table_reads_n
     job = tasks.job("by_word", {fresh: (0, 6)})
     result = tasks.run(job)
     for file in result.files:
-        assert "key_hash" not in pq.read_schema(f"{tasks.table.uri}/{file.path}").names
-    assert {row["key_hash"] for row in tasks.rows(job)} == {None}
+        assert "key_hash64" not in pq.read_schema(f"{tasks.table.uri}/{file.path}").names
+    assert {row["key_hash64"] for row in tasks.rows(job)} == {None}

@@ -5,9 +5,10 @@ nor does a row from before the hash was turned on. Another row gives their recor
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import reduce
+from functools import partial, reduce
 from operator import and_, or_
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from ackline.audit.scan import DECISION, LaneScanner, Scan, comes_after, first_rows
-from ackline.delta.reads import has_value
+from ackline.delta.bloom import groups_with
+from ackline.delta.reads import dataset_of, has_value
 from ackline.forms.arguments import PartitionChoice
 from ackline.handler import SOURCE
 from ackline.ledger.offsets import OffsetRange, TopicPartition
@@ -54,7 +56,7 @@ class AuditFilter:
     as_of: datetime | int | None = None
     """The rows as they were then: those of turns settled by this time, or those in this version of the lane's outcomes.
     With `everything`, a time leaves out the rows with a later `handled_at`."""
-    key_hash: str | None = None
+    key_hash: int | None = None
     """Only rows about records whose key has this hash (`pipeline.properties.key_hash`): attempts, and decisions."""
     newest_first: bool = False
     """Whether the newest turn comes first. In a turn, offsets ascend."""
@@ -191,7 +193,12 @@ def displayed_values(row: Mapping[str, Any], columns: Iterable[str]) -> list[Any
     return [None if name == "attempt" and row[name] == 0 else row[name] for name in columns]
 
 
-_KEY_COLUMNS = ["topic", "partition", "offset", "end_offset", "key_hash"]
+_KEY_COLUMNS = ["topic", "partition", "offset", "end_offset"]
+_OTHERS = ("end_offset", "key_hash")
+"""Columns whose rows are looked at whatever their hash: those of ranges, each of which may contain a record that has
+the key, and those of version 0.2.0, which has stored the hash as text."""
+_READERS = 16
+"""How many files are looked into at once: an object store takes much longer to answer than a file to be read."""
 
 
 class KeyRows(NamedTuple):
@@ -201,20 +208,41 @@ class KeyRows(NamedTuple):
     offsets: OffsetRange | None
 
 
-def rows_of_key(folders: Iterable[str], key_hash: str, chosen: ds.Expression) -> KeyRows:
+def rows_of_key(folders: Iterable[str], key_hash: int, chosen: ds.Expression) -> KeyRows:
     """Returns the filter of all rows about records whose key has this hash, in the lanes with these folders. `chosen`
     limits the partitions. Raises FatalError if a table can't be read."""
-    # With all rows about ranges: each may contain a record that has the key.
-    wanted = chosen & ((ds.field("key_hash") == key_hash) | ds.field("end_offset").is_valid())
-    tables = [AuditTable(folder, "outcomes").read(None, _KEY_COLUMNS, also=wanted) for folder in folders]
+    wanted = chosen & (_has_hash(key_hash) | ds.field("end_offset").is_valid())
+    tables = [_candidates(AuditTable(folder, "outcomes"), key_hash, wanted) for folder in folders]
     rows = pa.concat_tables([OUTCOMES.empty_table().select(_KEY_COLUMNS), *tables])
-    of_records = rows.filter(pc.is_valid(rows["key_hash"]))
-    ranges = rows.filter(pc.is_null(rows["key_hash"]))
+    of_records = rows.filter(pc.is_null(rows["end_offset"]))
+    ranges = rows.filter(pc.is_valid(rows["end_offset"]))
     if not of_records.num_rows:
         return KeyRows(ds.scalar(False), None)
     of_partitions = [_of_partition(tp, offsets, ranges, key_hash) for tp, offsets in _offsets(of_records)]
     bounds = pc.min_max(of_records["offset"]).as_py()
     return KeyRows(reduce(or_, of_partitions), OffsetRange(bounds["min"], bounds["max"] + 1))
+
+
+def _candidates(table: AuditTable, key_hash: int, wanted: ds.Expression) -> pa.Table:
+    """Returns the rows of a table that match `wanted`. Reads the row groups that the Bloom filter of the hashes allows,
+    and those that have a value in one of the columns _OTHERS."""
+    version = table.open()
+    if version is None:
+        return OUTCOMES.empty_table().select(_KEY_COLUMNS)
+    with table.errors(), ThreadPoolExecutor(_READERS) as pool:
+        dataset = dataset_of(table, version, ("topic", "partition"))
+        files = list(dataset.get_fragments(filter=wanted))
+        groups_of = partial(groups_with, table.storage, column="key_hash64", number=key_hash, others=_OTHERS)
+        groups = pool.map(groups_of, [file.path for file in files])
+        parts = [file.subset(row_group_ids=few) for file, few in zip(files, groups, strict=True) if few]
+        chosen = ds.FileSystemDataset(parts, dataset.schema, dataset.format, dataset.filesystem)
+        return chosen.to_table(columns=_KEY_COLUMNS, filter=wanted)
+
+
+def _has_hash(key_hash: int) -> ds.Expression:
+    """Returns the filter of the rows with this hash, as a number or, in a row of version 0.2.0, as text."""
+    as_text = pc.starts_with(ds.field("key_hash"), f"{key_hash % 2**64:016x}")
+    return (ds.field("key_hash64") == key_hash) | pc.coalesce(as_text, pa.scalar(False))
 
 
 def _offsets(rows: pa.Table) -> Iterable[tuple[TopicPartition, npt.NDArray[np.int64]]]:
@@ -223,11 +251,11 @@ def _offsets(rows: pa.Table) -> Iterable[tuple[TopicPartition, npt.NDArray[np.in
         yield tp, np.sort(np.array(found["offset_distinct"], dtype=np.int64))
 
 
-def _of_partition(tp: TopicPartition, offsets: npt.NDArray[np.int64], ranges: pa.Table, key_hash: str) -> ds.Expression:
+def _of_partition(tp: TopicPartition, offsets: npt.NDArray[np.int64], ranges: pa.Table, key_hash: int) -> ds.Expression:
     """Returns the filter of the rows about the records at these offsets. A row with another hash is left out: it is
     about a record of the topic before it was created again."""
     in_partition = (ds.field("topic") == tp.topic) & (ds.field("partition") == tp.partition)
-    same_or_unknown = (ds.field("key_hash") == key_hash) | ds.field("key_hash").is_null()
+    same_or_unknown = _has_hash(key_hash) | (ds.field("key_hash64").is_null() & ds.field("key_hash").is_null())
     # Not `isin(pa.array(offsets))`, which would keep the array of NumPy. A thread of Arrow can be the last to free the
     # filter, and to free such an array it takes Python's lock: while Python ends, that aborts the process.
     at_offset = ds.field("end_offset").is_null() & ds.field("offset").isin(offsets.tolist()) & same_or_unknown

@@ -56,23 +56,23 @@ WITH own AS (
            max_by(outcome, (turn, attempt = 0, attempt, answer IS NOT NULL)) AS outcome,
            nullif(max_by(coalesce(error_class, ''), (turn, attempt = 0, attempt, answer IS NOT NULL)), '') AS error_class,
            min(handled_at) AS first_at, max(handled_at) AS last_at, max(record_timestamp) AS record_timestamp,
-           max(key_hash) AS key_hash
+           max(key_hash64) AS key_hash64
     FROM outcomes WHERE end_offset IS NULL
     GROUP BY pipeline, lane, epoch, topic, partition, "offset"
 ),
 ranges AS (SELECT * FROM outcomes WHERE end_offset IS NOT NULL),
 waiting_and_ranges AS (
     SELECT pipeline, lane, epoch, topic, partition, "offset", NULL AS attempts, NULL AS failure, NULL AS first_at,
-           NULL AS last_at, NULL AS record_timestamp, NULL AS key_hash, end_offset, outcome, error_class, handled_at
+           NULL AS last_at, NULL AS record_timestamp, NULL AS key_hash64, end_offset, outcome, error_class, handled_at
     FROM ranges
     UNION ALL
     SELECT pipeline, lane, epoch, topic, partition, "offset", attempts, error_class, first_at,
-           last_at, record_timestamp, key_hash, NULL, NULL, NULL, NULL
+           last_at, record_timestamp, key_hash64, NULL, NULL, NULL, NULL
     FROM own WHERE outcome IN ('failed', 'in_flight')
 ),
 waiting AS (
     SELECT pipeline, lane, epoch, topic, partition, "offset", attempts, failure, first_at, last_at, record_timestamp,
-           key_hash, max(end_offset) OVER up_to_here AS furthest,
+           key_hash64, max(end_offset) OVER up_to_here AS furthest,
            max_by(outcome, end_offset) OVER up_to_here AS decision,
            max_by(coalesce(error_class, ''), end_offset) OVER up_to_here AS decision_class,
            max_by(handled_at, end_offset) OVER up_to_here AS decided_at
@@ -81,17 +81,17 @@ waiting AS (
                           ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
 )
 SELECT pipeline, lane, epoch, topic, partition, "offset", CAST(NULL AS BIGINT) AS end_offset, outcome, attempts,
-       error_class, first_at, last_at, record_timestamp, key_hash
+       error_class, first_at, last_at, record_timestamp, key_hash64
 FROM own WHERE outcome NOT IN ('failed', 'in_flight')
 UNION ALL
 SELECT pipeline, lane, epoch, topic, partition, "offset", NULL,
        CASE WHEN furthest > "offset" THEN decision ELSE 'pending' END, attempts,
        CASE WHEN furthest > "offset" THEN nullif(decision_class, '') ELSE failure END, first_at,
-       CASE WHEN furthest > "offset" THEN decided_at ELSE last_at END, record_timestamp, key_hash
+       CASE WHEN furthest > "offset" THEN decided_at ELSE last_at END, record_timestamp, key_hash64
 FROM waiting WHERE attempts IS NOT NULL
 UNION ALL
 SELECT pipeline, lane, epoch, topic, partition, "offset", end_offset, outcome, 0, error_class, handled_at, handled_at,
-       record_timestamp, key_hash
+       record_timestamp, key_hash64
 FROM ranges;
 
 -- One row for each settled turn. `records` counts attempts: rows of ranges are decisions, and no handler was called for

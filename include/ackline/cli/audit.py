@@ -123,7 +123,7 @@ def audit(
         _explain_no_rows(name, criteria, as_table)
 
 
-def _key_hash(pipeline: Pipeline, key: str | None, key_hex: str | None) -> str | None:
+def _key_hash(pipeline: Pipeline, key: str | None, key_hex: str | None) -> int | None:
     """Returns the hash of the key that `--key` or `--key-hex` names; None without them.
 
     Raises ConfigError for both of them, for digits that are not hexadecimal, and if the connection has no secret.

@@ -34,6 +34,9 @@ _CHUNK = 8 << 20
 _DELTAS = {"offset": pa.types.is_int64, "record_timestamp": pa.types.is_timestamp}
 """Columns of nearly consecutive numbers, which are stored as differences of a few bits each, and their types. An output
 table may have a column of this name and another type, for which Parquet has no such encoding."""
+_FILTERED = "key_hash64"
+"""A column with a Bloom filter (`ackline.delta.bloom`), of two bytes a row: its values are in no order, so bounds rule
+out no file. The log has no bounds of it."""
 _TEXTS_WITH_BOUNDS = ("pipeline", "lane", "topic", "outcome", "kind", "answer")
 """Columns of text whose smallest and largest value go into the log: readers skip files by them, and `answer` shows
 which files hold answers from outside. The log keeps them whole: delta-rs shortens them, and could then skip a file that
@@ -58,9 +61,18 @@ class DataFileWriter:
         self._storage, self._path = storage, path
         self._footers: list[pq.FileMetaData] = []
         storage.make_folder_of(path)
-        deltas = [field.name for field in schema if field.name in _DELTAS and _DELTAS[field.name](field.type)]
+        self._schema = schema
         self._stream = storage.filesystem.open_output_stream(path)
-        self._writer: Any = pq.ParquetWriter(
+        self._writer: Any = None
+
+    def _writer_of(self, rows: pa.RecordBatch | pa.Table, row_group_size: int | None) -> Any:
+        """Returns the writer. It is made for the first rows, by whose number the size of a Bloom filter is chosen."""
+        if self._writer is not None:
+            return self._writer
+        schema, size = self._schema, min(rows.num_rows, row_group_size or rows.num_rows)
+        deltas = [field.name for field in schema if field.name in _DELTAS and _DELTAS[field.name](field.type)]
+        has_hashes = pa.field(_FILTERED, pa.int64()) in schema and rows[_FILTERED].null_count < rows.num_rows
+        self._writer = pq.ParquetWriter(
             self._stream,
             schema,
             compression="zstd",
@@ -71,12 +83,14 @@ class DataFileWriter:
             write_page_checksum=True,  # readers verify it: a damaged page may decode without an error
             version="2.6",
             metadata_collector=self._footers,
+            bloom_filter_options={_FILTERED: {"ndv": size, "fpp": 0.01}} if has_hashes else None,
         )
+        return self._writer
 
     def write(self, rows: pa.RecordBatch | pa.Table, row_group_size: int | None = None) -> None:
         """Adds rows, in row groups of at most `row_group_size` rows. If that fails, the file is discarded."""
         try:
-            self._writer.write(rows, row_group_size=row_group_size)
+            self._writer_of(rows, row_group_size).write(rows, row_group_size=row_group_size)
         except BaseException:
             self.discard()
             raise
@@ -84,7 +98,7 @@ class DataFileWriter:
     def finish(self) -> DataFile:
         """Closes the file, makes it and its folders durable, and returns it. Raises OSError if the storage refuses."""
         try:
-            self._writer.close()
+            self._writer_of(self._schema.empty_table(), None).close()
             self._stream.close()
         except BaseException:
             self.discard()
@@ -95,7 +109,8 @@ class DataFileWriter:
 
     def discard(self) -> None:
         """Removes the file as far as possible. What stays does no harm, because no log entry names it."""
-        self._writer.is_open = False  # it has nothing more to write; on a full disk that would fail again
+        if self._writer is not None:
+            self._writer.is_open = False  # it has nothing more to write; on a full disk that would fail again
         with IgnoredStorageErrors():
             self._stream.close()
         with IgnoredStorageErrors():
@@ -193,7 +208,7 @@ def delta_stats(footer: pq.FileMetaData) -> str:
 def _has_bounds(name: str, value: object) -> bool:
     if isinstance(value, str):
         return name in _TEXTS_WITH_BOUNDS
-    return isinstance(value, int | datetime) and not isinstance(value, bool)
+    return isinstance(value, int | datetime) and not isinstance(value, bool) and name != _FILTERED
 
 
 def _json_value(value: Any, rounding: int) -> Any:

@@ -107,8 +107,8 @@ OUTCOME_COLUMNS = [
     Column("handled_at", TIME, "part.handled_at", TIMES,
            comment="When the attempt ended, or when the decision was made."),
     Column("key_hash", STRING, None, in_every_file=False,
-           comment="The keyed hash of the record's key (HMAC-SHA256, 128 bits in hexadecimal), if the pipeline file "
-                   "has `audit: {key_hash: true}`. Null of a record without a key, and of a decision."),
+           comment="In a row that version 0.2.0 has written: the keyed hash of the record's key, whose first 16 "
+                   "hexadecimal digits are key_hash64. Null in every other row."),
     Column("due", TIME, "part.due", TIMES, in_every_file=False,
            comment="Of an attempt in flight: the deadline of its answer. Null without one, and in every other row."),
     Column("answer", STRING, "part.answer", enum(AnswerKind), in_every_file=False,
@@ -124,6 +124,9 @@ OUTCOME_COLUMNS = [
     Column("letter", STRING, "part.letter", in_every_file=False,
            comment="Of a dead record: where its dead letter is, as TOPIC[PARTITION] OFFSET. Null in every other row, "
                    "and without dead letters."),
+    Column("key_hash64", LONG, None, in_every_file=False,
+           comment="The keyed hash of the record's key (the first 64 bits of HMAC-SHA256), if the pipeline file has "
+                   "`audit: {key_hash: true}`. Null of a record without a key, and of a decision."),
 ]  # fmt: skip
 """The audit table. A row is one attempt at a record, or a decision on a record or a range of them (attempt 0)."""
 

@@ -92,7 +92,7 @@ class AckerRun(TaskRun):
         if (roots.sources != 1).any():
             raise FatalError("the acker got events of a record without its first one; nothing was stored")
         self._decided += len(roots.offsets)
-        hashes = None if self._key_hash is None else pa.array(roots.key_hashes, pa.string())
+        hashes = None if self._key_hash is None else pa.array(roots.key_hashes, pa.int64())
         has_note = np.array([note is not None for note in roots.notes], dtype=np.bool_)
         waits = np.array([due is not None for due in roots.dues], dtype=np.bool_)
         is_acked = (roots.xors == 0) & ~roots.open_tuples.any(axis=0) & ~has_note & ~waits

@@ -147,7 +147,7 @@ NO_TIMESTAMP = -(1 << 63)
 NOT_BEGUN = -1
 """The time of the first call in an event that is not the first one of its root."""
 
-Extra = tuple[int, int, bytes | None, str | None, int | None]
+Extra = tuple[int, int, bytes | None, int | None, int | None]
 """Offset, attempt, note, key hash and deadline of an event that has one of the last three."""
 
 
@@ -180,7 +180,7 @@ class Sums:
     open_tuples: Int64s
     acked: Int64s
     notes: list[bytes | None]
-    key_hashes: list[str | None]
+    key_hashes: list[int | None]
     dues: list[int | None]
 
 
@@ -243,7 +243,7 @@ class Events:
     tps: Int64s
     rows: npt.NDArray[Any]
     notes: Mapping[int, bytes] = field(default_factory=dict)
-    key_hashes: Mapping[int, str] = field(default_factory=dict)
+    key_hashes: Mapping[int, int] = field(default_factory=dict)
     dues: Mapping[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -308,10 +308,10 @@ class PackedEvents:
 
 def _by_root(
     extras: Iterable[Extra],
-) -> tuple[dict[tuple[int, int], bytes], dict[tuple[int, int], str], dict[tuple[int, int], int]]:
+) -> tuple[dict[tuple[int, int], bytes], dict[tuple[int, int], int], dict[tuple[int, int], int]]:
     """Returns the worst note, the key hash and the deadline of each root that has one."""
     notes: dict[tuple[int, int], bytes] = {}
-    key_hashes: dict[tuple[int, int], str] = {}
+    key_hashes: dict[tuple[int, int], int] = {}
     dues: dict[tuple[int, int], int] = {}
     for offset, attempt, note, key_hash, due in extras:
         if note is not None:

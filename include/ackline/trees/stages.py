@@ -95,7 +95,7 @@ class BegunTrees:
         if hashes is None:
             return events
         return replace(
-            events, key_hashes={number: text for number, text in enumerate(hashes.to_pylist()) if text is not None}
+            events, key_hashes={row: hashed for row, hashed in enumerate(hashes.to_pylist()) if hashed is not None}
         )
 
 

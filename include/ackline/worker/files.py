@@ -44,7 +44,7 @@ _WRITTEN = pa.schema(
     [_FIELDS[column.name] for column in OUTCOME_COLUMNS if column.in_every_file and column.name not in PARTITION_BY]
 )
 """The table's columns, without the plan's date: its value is in the path. A file of records whose keys are hashed has
-the column `key_hash`, too, a file of records in flight `due`, a file of failures `error_place`, and a
+the column `key_hash64`, too, a file of records in flight `due`, a file of failures `error_place`, and a
 file of a pipeline with steps the column `tree`; readers take them for null in the other files."""
 
 _FLUSH_ROWS = 250_000
@@ -105,7 +105,7 @@ class OutcomeFiles:
 
     def __init__(self, target: OutcomeTarget, key_hashes: bool = False, trees: bool = False) -> None:
         self._target = target
-        schema = _WRITTEN.append(_FIELDS["key_hash"]) if key_hashes else _WRITTEN
+        schema = _WRITTEN.append(_FIELDS["key_hash64"]) if key_hashes else _WRITTEN
         self._schema = schema.append(_FIELDS["tree"]) if trees else schema
         self._storage = Folder(target.root)
         self._waiting: dict[Group, _Waiting] = {}
@@ -228,23 +228,23 @@ class _OutcomeFile:
             "end_offset": pa.nulls(count, pa.int64()),
             "attempt": pa.array(np.concatenate([chunk.attempts for chunk in chunks])),
             "outcome": _constant(self._outcome.value, same),
-            "error_class": _texts(chunks, "classes"),
-            "error_message": _texts(chunks, "messages"),
-            "error_place": _texts(chunks, "places", _TEXT),
+            "error_class": _column(chunks, "classes", _PLAIN_TEXT),
+            "error_message": _column(chunks, "messages", _PLAIN_TEXT),
+            "error_place": _column(chunks, "places", _TEXT),
             "record_timestamp": timestamp_column(np.concatenate([chunk.timestamps for chunk in chunks])),
             "handled_at": pa.array(np.concatenate([chunk.handled_at for chunk in chunks])).cast(TIMESTAMP),
-            "key_hash": _texts(chunks, "key_hashes"),
-            "tree": _texts(chunks, "trees", _TEXT),
+            "key_hash64": _column(chunks, "key_hashes", pa.int64()),
+            "tree": _column(chunks, "trees", _TEXT),
             "due": pa.array([due for chunk in chunks for due in chunk.dues or ()], pa.int64()).cast(TIMESTAMP),
         }
         return pa.RecordBatch.from_arrays([arrays[name] for name in self._schema.names], schema=self._schema)
 
 
-def _texts(chunks: Sequence[Chunk], name: str, kind: pa.DataType = _PLAIN_TEXT) -> pa.Array:
-    """Returns a column of texts of all chunks, null for a chunk that has none."""
+def _column(chunks: Sequence[Chunk], name: str, kind: pa.DataType) -> pa.Array:
+    """Returns a column of all chunks, null for a chunk that does not have it."""
     columns = [(getattr(chunk, name), len(chunk.offsets)) for chunk in chunks]
     return pa.concat_arrays(
-        [pa.nulls(count, kind) if texts is None else pa.array(texts, kind) for texts, count in columns]
+        [pa.nulls(count, kind) if values is None else pa.array(values, kind) for values, count in columns]
     )
 
 

@@ -177,7 +177,7 @@ class TaskRun:
             return None
         distinct = keys.dictionary_encode()  # each different key of the batch is hashed once
         hashes = [self._key_hash(key) for key in distinct.dictionary.to_pylist()]
-        return pa.array(hashes, pa.string()).take(distinct.indices)
+        return pa.array(hashes, pa.int64()).take(distinct.indices)
 
     def store_gone(self, gone: GoneOffsets) -> None:
         """Stores retries that the log no longer holds. They have attempt 0, because no handler was called."""
