@@ -112,7 +112,8 @@ def ratios(sides: dict[str, Side]) -> list[Figure]:
     return [
         cpu_ratio("record: json.loads / the loop", run, loop, most=0.85),
         cpu_ratio("record: decode: json / the loop", sides[DECODED], loop, most=0.6),
-        cpu_ratio("column: nothing / Java's consumer", sides[COLUMN], sides[JAVA], most=1.6),
+        cpu_ratio("column: nothing / Java's consumer", sides[COLUMN], sides[JAVA], most=4.0),
+        cpu_ratio("Spark reads / Java's consumer", sides[READS], sides[JAVA]),  # the column tier can't be below it
         cpu_ratio("record: json.loads / the noop sink", run, sides[NOOP]),
         cpu_ratio("Arrow: json.loads / the noop sink", sides[ARROW_JSON], sides[NOOP]),
         cpu_ratio("record: json.loads, isolated / not", sides[ISOLATED], run),

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from confluent_kafka import Message, Producer
 from deltalake import DeltaTable
@@ -33,13 +34,15 @@ from ackline.kafka.fetching import Headers, headers_of
 from ackline.kafka.produce import OutputTopics
 from ackline.lane.adapters import translation_of
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.outcomes import NO_TIMESTAMP
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import LIVE
 from ackline.tables.store import LedgerStore
 from ackline.trees import output_rows
 from ackline.trees.in_process import manifests_of_tasks
 from ackline.worker import tasks
-from ackline.worker.records import TIMESTAMP, from_spark
+from ackline.worker.outcomes import OUTCOME_WORDS
+from ackline.worker.records import OUT_OF_RANGE, TIMESTAMP, from_spark
 from ackline.worker.settings import FIRST_UNREADABLE, ReplayJob, TaskSettings
 from ackline.worker.tasks import read_retries, split_ranges, store_column, with_fresh
 from tests.support import memory_adapters
@@ -115,13 +118,16 @@ def _as_json(headers: Sequence[tuple[str, bytes | None]]) -> str | None:
     return json.dumps(pairs) if pairs else None
 
 
-def _with_words(batch: pa.RecordBatch) -> pa.RecordBatch:
-    offsets, notes = batch.column("offset").to_pylist(), batch.column("note").to_pylist()
-    words = [
-        None if note is not None else ACTS[offset].word if offset in ACTS else "acked"
-        for offset, note in zip(offsets, notes, strict=True)
-    ]
-    return batch.append_column("outcome", pa.array(words, pa.string()))
+def _with_outcomes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """What `ackline.spark.lineage.with_outcomes` has Spark compute."""
+    rows, words = batch.select(["offset", "note", "timestamp", "out_of_range"]).to_pylist(), OUTCOME_WORDS.to_pylist()
+    given = [ACTS[row["offset"]].word if row["offset"] in ACTS else "acked" for row in rows]
+    places = [words.index(word) + 1 if word in words else 0 for word in given]
+    codes = [place if row["note"] is None else row["note"] for row, place in zip(rows, places, strict=True)]
+    known = batch.column("timestamp").cast(pa.int64()).fill_null(NO_TIMESTAMP)
+    timestamps = pc.if_else(batch.column("out_of_range"), OUT_OF_RANGE, known)
+    kept = batch.drop_columns(["timestamp", "note", "out_of_range"]).append_column("timestamp", timestamps)
+    return kept.append_column("outcome", pa.array(codes, pa.int32()))
 
 
 def _headers_of(message: Message) -> Headers | None:
@@ -183,7 +189,7 @@ class AnyLane(MemoryLane):
         parts, indexes = SimpleNamespace(value=[job.retries]), pa.RecordBatch.from_pydict({"id": [0]})
         sources = [self._noted(job), read_retries(job.kafka, parts)(iter([indexes] if job.retries else []))]
         of_tasks = [chain(*sources)] if job.settings.once else sources
-        return [row for batches in of_tasks for row in store_column(task)(map(_with_words, batches))]
+        return [row for batches in of_tasks for row in store_column(task)(map(_with_outcomes, batches))]
 
     def _first_unreadable(self, tp: TopicPartition) -> int | None:
         """The first offset that Spark's source can't read; 0 if a timestamp is too small, as that is not looked up."""

@@ -2,15 +2,21 @@
 tier needs Spark: tests/spark/test_tiers.py."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.outcomes import Outcome
+from ackline.ledger.outcomes import NO_TIMESTAMP, UNIX_EPOCH, Outcome
 from ackline.pipeline.streams import Stream, Translation
+from ackline.worker.records import OUT_OF_RANGE
+from ackline.worker.run import Note
+from ackline.worker.settings import ReplayJob, TaskSettings
+from ackline.worker.tasks import store_column
 from tests.spark.tiers import EXPECTED, KEY_WORDS, KEYS, SECRET, hash_of
+from tests.support.in_process import run_in_process
 from tests.worker.task_lab import TaskLab
 
 PATH = "tests.spark.stream_handlers:{}".format
@@ -139,3 +145,32 @@ def test_without_the_setting_the_files_have_no_such_column_and_the_table_reads_n
     for file in result.files:
         assert "key_hash64" not in pq.read_schema(f"{tasks.table.uri}/{file.path}").names
     assert {row["key_hash64"] for row in tasks.rows(job)} == {None}
+
+
+def test_rows_of_the_column_tier_are_stored_in_the_order_of_offsets_whatever_they_are_about(tasks: TaskLab) -> None:
+    """Compaction may have taken a retry between two that exist, and Spark gives the task all of them in one batch."""
+    tp = tasks.put(*[b"acked"] * 9)
+    gone, known = [Note.COMPACTED, Note.EXPIRED], [Note.TOMBSTONE, Note.UNREADABLE]
+    codes = [1, gone[0], 0, *known, gone[1], 2, 3, 4]
+    times = [123_000, NO_TIMESTAMP, OUT_OF_RANGE, *[NO_TIMESTAMP] * 6]
+
+    def manifests(_: ReplayJob, task: TaskSettings) -> list[pa.RecordBatch]:
+        columns = {"partition": [0] * 9, "offset": range(9), "timestamp": times, "attempt": [2] * 9, "outcome": codes}
+        fetched = {"partition": [-1], "offset": [7], "timestamp": [0], "attempt": [0], "outcome": [Note.FETCHED]}
+        kinds = [pa.int32(), pa.int64(), pa.int64(), pa.int32(), pa.int32()]
+        schema = pa.schema(list(zip(columns, kinds, strict=True)))
+        batches = [pa.RecordBatch.from_pydict(rows, schema) for rows in (columns, fetched)]
+        return list(store_column(task)(iter(batches)))
+
+    job = tasks.job("column_words", None, {tp: dict.fromkeys(range(9), 2)})
+    result = run_in_process(job, manifests)
+    tasks.commit(job, result)
+    assert [(row["offset"], row["outcome"], row["error_class"], row["attempt"]) for row in tasks.rows(job)] == [
+        (0, "acked", None, 2), (1, "compacted", None, 0), (2, "failed", "InvalidOutcome", 2),
+        (3, "skipped", "Tombstone", 2), (4, "failed", "Undecodable", 2), (5, "expired", None, 0),
+        (6, "failed", None, 2), (7, "skipped", "Skip", 2), (8, "failed", "Dead", 2),
+    ]  # fmt: skip
+    assert [row["record_timestamp"] for row in tasks.rows(job)] == [UNIX_EPOCH + timedelta(microseconds=123_000)] + [
+        None
+    ] * 8
+    assert (result.calls, result.fetched_for_retries) == (5, 7)

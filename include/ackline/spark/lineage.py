@@ -36,8 +36,9 @@ from ackline.spark.application import application_of
 from ackline.trees.acker import by_block, store_roots
 from ackline.trees.rows import ROWS_SCHEMA
 from ackline.trees.stages import handle_step, open_run
-from ackline.worker.records import RECORD_COLUMNS
-from ackline.worker.run import TOMBSTONE, rate_per_task
+from ackline.worker.outcomes import OUTCOME_WORDS
+from ackline.worker.records import OUT_OF_RANGE, RECORD_COLUMNS
+from ackline.worker.run import Note, rate_per_task
 from ackline.worker.settings import MANIFEST_SCHEMA, ReplayJob, ReplaySettings, TaskFolder, TaskSettings
 from ackline.worker.streams import Streams
 from ackline.worker.tasks import (
@@ -279,21 +280,22 @@ def as_records(source: DataFrame) -> DataFrame:
     is_time = milliseconds.between(0, LATEST_MILLISECOND)
     timestamp = F.when(is_time, F.col("timestamp")).alias("timestamp")
     out_of_range = (~is_time & (milliseconds != NO_TIMESTAMP)).alias("out_of_range")
-    first, none = F.lit(1).alias("attempt"), F.lit(None).cast("string").alias("note")
+    first, none = F.lit(1).alias("attempt"), F.lit(None).cast("int").alias("note")
     return source.select(
         "topic", "partition", "offset", timestamp, "key", "value", "headers", first, none, out_of_range
     )
 
 
 def with_outcomes(records: DataFrame, handler: Handler, settings: ReplaySettings, *, topic: bool) -> DataFrame:
-    """Returns the columns partition, offset, timestamp, attempt, note, out_of_range and outcome for each row of
-    `records`, which has those of NOTED_RECORDS. With `topic`, that column comes first; if the pipeline stores hashes of
-    keys, the key is kept, too. Raises ConfigError if the handler returned anything else than a column over these rows;
-    at most once, also if the column calls a user function."""
+    """Returns what `ackline.worker.run.TaskRun.store_column` takes for each row of `records`, which has the columns of
+    NOTED_RECORDS: partition, offset, timestamp, attempt and outcome. All are numbers, because Spark moves texts to
+    Python at several times the cost. The timestamp is as in `ackline.worker.records.Records`. With `topic`, that column
+    comes first; if the pipeline stores hashes of keys, the key is kept, too. Raises ConfigError if the handler returned
+    anything else than a column over these rows; at most once, also if the column calls a user function."""
     path, application = str(settings.handler), application_of(records.sparkSession)
     note = F.col("note")
     if not settings.deliver_tombstones:
-        note = F.coalesce(note, F.when(F.col("value").isNull(), F.lit(TOMBSTONE)))
+        note = F.coalesce(note, F.when(F.col("value").isNull(), F.lit(int(Note.TOMBSTONE))))
     noted = records.select(*RECORD_COLUMNS.names, note.alias("note"), "out_of_range")
     try:
         answer: Any = handler(noted.select(*RECORD_COLUMNS.names))
@@ -302,10 +304,16 @@ def with_outcomes(records: DataFrame, handler: Handler, settings: ReplaySettings
                 f"handler {path} returned {type(answer).__name__}, not a column: return the outcome as a Spark column",
                 key="handler",
             )
-        outcome = F.when(F.col("note").isNull(), answer.cast("string")).alias("outcome")
+        words = F.array(*map(F.lit, OUTCOME_WORDS.to_pylist()))
+        # A function of the whole answer evaluates it once, where a comparison with each word would do so for each.
+        outcome = F.coalesce("note", F.array_position(words, answer.cast("string")).cast("int"), F.lit(0))
+        time = F.coalesce(F.unix_micros("timestamp"), F.lit(NO_TIMESTAMP))
+        timestamp = F.when(F.col("out_of_range"), F.lit(OUT_OF_RANGE)).otherwise(time)
         key = ["key"] if settings.key_hash_secret is not None else []
-        kept = ["topic"] * topic + ["partition", "offset", "timestamp", "attempt", "note", "out_of_range", *key]
-        outcomes = noted.select(*kept, outcome)
+        outcomes = noted.select(
+            *["topic"] * topic, "partition", "offset", timestamp.alias("timestamp"), "attempt",
+            outcome.alias("outcome"), *key,
+        )  # fmt: skip
         adds_only_columns = application.adds_only_columns(outcomes, noted)
     except (PySparkException, Py4JError) as error:
         raise ConfigError(

@@ -16,11 +16,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from enum import IntEnum
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from ackline.errors import ConfigError, FatalError
@@ -88,11 +90,19 @@ def rate_per_task(max_rate: int, tasks: int, cores: int | None) -> float:
     return max_rate / max(1, tasks if cores is None else min(tasks, cores))
 
 
-FETCHED = "fetched"
-TOMBSTONE = "tombstone"
-UNREADABLE = "unreadable"
-"""Values of the column `note` in the column tier. A row with a note has no outcome of the handler. `expired` and
-`compacted` are notes, too."""
+class Note(IntEnum):
+    """What a row of the column tier has as `outcome` in place of the place of the handler's word in OUTCOME_WORDS, from
+    1 on, or of 0 for another answer. Only the first two are about a record that exists."""
+
+    TOMBSTONE = -1
+    UNREADABLE = -2
+    EXPIRED = -3
+    COMPACTED = -4
+    FETCHED = -5
+    """The offset of the row is how many records the broker sent for retries."""
+
+
+_ACKED = OUTCOME_WORDS.index("acked").as_py() + 1
 
 
 class TaskRun:
@@ -195,49 +205,40 @@ class TaskRun:
         self._store_records(records, Outcomes(np.full(len(records), time, dtype=np.int64), failed))
 
     def store_column(self, tp: TopicPartition, batch: pa.RecordBatch) -> None:
-        """Stores rows of one topic-partition, each of which has either the column handler's `outcome` or a `note`."""
-        notes = batch.column("note")
+        """Stores rows of one topic-partition that have the columns of `ackline.spark.lineage.with_outcomes`."""
+        codes = batch.column("outcome").to_numpy()
         if self._rate_limit is not None:
-            self._rate_limit.wait(notes.null_count)
-        if notes.null_count == batch.num_rows:
-            return self._store_words(tp, batch)
-        values = notes.to_pylist()
-        for note in dict.fromkeys(values):
-            offsets = batch.filter(pa.array([value == note for value in values])).column("offset").to_pylist()
-            if note == FETCHED:
-                self._fetched += sum(offsets)
-            elif note in (Outcome.EXPIRED, Outcome.COMPACTED):
-                self.store_gone(GoneOffsets(tp, offsets, Outcome(note)))
-        has_record = [value in (None, TOMBSTONE, UNREADABLE) for value in values]
-        if any(has_record):
-            self._store_words(tp, batch.filter(pa.array(has_record)))
-        return None
-
-    def _store_words(self, tp: TopicPartition, batch: pa.RecordBatch) -> None:
-        words, notes, time = batch.column("outcome"), batch.column("note"), self._clock()
-        valid = pc.fill_null(pc.is_in(words, OUTCOME_WORDS), False)
-        acked = pc.and_(pc.and_(valid, notes.is_null()), pc.fill_null(pc.equal(words, "acked"), False))
-        not_acked = []
-        for row in np.flatnonzero(~acked.to_numpy(zero_copy_only=False)).tolist():
-            if notes[row].as_py() == UNREADABLE:
-                not_acked.append(_unreadable(row, time))
-            elif notes[row].is_valid:
-                not_acked.append(tombstone_outcome(row, time))
-            elif valid[row].as_py():
-                module = str(self._settings.replay.handler)
-                not_acked.append(outcome_of_word(row, words[row].as_py(), None, None, None, time, module))
+            self._rate_limit.wait(int(np.count_nonzero(codes >= 0)))
+        kinds = np.where(codes >= Note.UNREADABLE, 0, codes)
+        # Rows of one kind at a time, so that all are stored in the order of offsets.
+        for start, end in pairwise([0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(kinds)]):
+            part, kind = batch.slice(start, end - start), int(kinds[start])
+            if not kind:
+                self._store_codes(tp, part, codes[start:end])
+            elif kind == Note.FETCHED:
+                self._fetched += sum(part.column("offset").to_pylist())
             else:
-                not_acked.append(RowOutcome(row, Outcome.FAILED, ErrorClass.INVALID_OUTCOME, INVALID_WORD, time))
-        self._calls += notes.null_count
-        handled_at = np.full(batch.num_rows, time, dtype=np.int64)
-        timestamps = batch.column("timestamp").cast(pa.int64()).fill_null(NO_TIMESTAMP).to_numpy(zero_copy_only=False)
-        out_of_range = batch.column("out_of_range").to_numpy(zero_copy_only=False)
-        timestamps = np.where(out_of_range, OUT_OF_RANGE, timestamps)
-        attempts = batch.column("attempt").to_numpy()
-        offsets = batch.column("offset").to_numpy()
+                self.store_gone(GoneOffsets(tp, part.column("offset").to_pylist(), Outcome[Note(kind).name]))
+
+    def _store_codes(self, tp: TopicPartition, batch: pa.RecordBatch, codes: npt.NDArray[np.int32]) -> None:
+        time, offsets = self._clock(), batch.column("offset").to_numpy()
+        not_acked = [self._of_code(row, int(codes[row]), time) for row in np.flatnonzero(codes != _ACKED).tolist()]
+        self._calls += int(np.count_nonzero(codes >= 0))
+        outcomes = Outcomes(np.full(len(offsets), time, dtype=np.int64), not_acked)
         hashes = None if self._key_hash is None else self._hashes(batch.column("key"))
-        self._store(tp, offsets, timestamps, attempts, Outcomes(handled_at, not_acked), hashes)
+        timestamps, attempts = batch.column("timestamp").to_numpy(), batch.column("attempt").to_numpy()
+        self._store(tp, offsets, timestamps, attempts, outcomes, hashes)
         self._progress.add(len(offsets))
+
+    def _of_code(self, row: int, code: int, time: int) -> RowOutcome:
+        if code == Note.UNREADABLE:
+            return _unreadable(row, time)
+        if code == Note.TOMBSTONE:
+            return tombstone_outcome(row, time)
+        if not code:
+            return RowOutcome(row, Outcome.FAILED, ErrorClass.INVALID_OUTCOME, INVALID_WORD, time)
+        word, module = OUTCOME_WORDS[code - 1].as_py(), str(self._settings.replay.handler)
+        return outcome_of_word(row, word, None, None, None, time, module)
 
     def _store(
         self,

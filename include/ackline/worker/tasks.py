@@ -35,7 +35,7 @@ from ackline.worker.records import (
     from_messages,
     from_spark,
 )
-from ackline.worker.run import FETCHED, UNREADABLE, TaskRun
+from ackline.worker.run import Note, TaskRun
 from ackline.worker.settings import KafkaSettings, TaskSettings
 
 Attempts = ValuedRanges[int]
@@ -190,9 +190,9 @@ def with_fresh(retries: Mapping[TopicPartition, Attempts], exactly: Ranges) -> d
     return joined
 
 
-NOTED_COLUMNS = RECORD_COLUMNS.append(pa.field("note", pa.string())).append(pa.field("out_of_range", pa.bool_()))
-"""The columns of retries in the column tier. A row with a `note` is about something else than a record to handle. The
-timestamp of a row that is `out_of_range` is no time, so it is null."""
+NOTED_COLUMNS = RECORD_COLUMNS.append(pa.field("note", pa.int32())).append(pa.field("out_of_range", pa.bool_()))
+"""The columns of retries in the column tier. A row with a `note`, a `Note`, is about something else than a record to
+handle. The timestamp of a row that is `out_of_range` is no time, so it is null."""
 
 Batches = Iterator[pa.RecordBatch]
 Task = Callable[[Batches], Batches]
@@ -255,12 +255,12 @@ def read_retries(kafka: KafkaSettings, parts: Any) -> Task:
         for retries in _retries_of_task(batches, parts):
             for batch in read_retries_exactly(kafka, retries, fetched.append):
                 if isinstance(batch, GoneOffsets):
-                    yield _note_rows(batch.tp, batch.offsets, batch.outcome)
+                    yield _note_rows(batch.tp, batch.offsets, Note[batch.outcome.name])
                 elif isinstance(batch, UnreadableRecords):
-                    yield _with_note(batch.records, UNREADABLE)
+                    yield _with_note(batch.records, Note.UNREADABLE)
                 else:
                     yield _with_note(batch)
-        yield _note_rows(TopicPartition("", -1), [sum(fetched)], FETCHED)
+        yield _note_rows(TopicPartition("", -1), [sum(fetched)], Note.FETCHED)
 
     return task
 
@@ -303,12 +303,12 @@ def _by_topic_partition(batch: pa.RecordBatch, topic: str | None) -> Iterable[tu
         yield TopicPartition(str(name), int(partitions[start])), batch.slice(start, end - start)
 
 
-def _with_note(records: Records, note: str | None = None) -> pa.RecordBatch:
+def _with_note(records: Records, note: Note | None = None) -> pa.RecordBatch:
     out_of_range = pa.array(records.timestamps == OUT_OF_RANGE)
-    columns = [*records.to_arrow().columns, pa.array([note] * len(records), pa.string()), out_of_range]
+    columns = [*records.to_arrow().columns, pa.array([note] * len(records), pa.int32()), out_of_range]
     return pa.RecordBatch.from_arrays(columns, schema=NOTED_COLUMNS)
 
 
-def _note_rows(tp: TopicPartition, offsets: Sequence[int], note: str) -> pa.RecordBatch:
-    row = {"topic": tp.topic, "partition": tp.partition, "attempt": 0, "note": str(note), "out_of_range": False}
+def _note_rows(tp: TopicPartition, offsets: Sequence[int], note: Note) -> pa.RecordBatch:
+    row = {"topic": tp.topic, "partition": tp.partition, "attempt": 0, "note": note, "out_of_range": False}
     return pa.RecordBatch.from_pylist([{**row, "offset": offset} for offset in offsets], schema=NOTED_COLUMNS)
