@@ -19,8 +19,8 @@ CEILINGS = {
     "delta": 3_032,
     "tables": 2_494,
     "audit": 1_190,
-    "worker": 3_273,
-    "trees": 4_362,
+    "worker": 3_272,
+    "trees": 4_369,
     "spark": 3_046,
     "lane": 3_044,
     "outputs": 2_070,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 56_515
-TESTS_CEILING = 69_261
+PACKAGE_CEILING = 56_521
+TESTS_CEILING = 69_273
 
 
 def lines(files: "list[Path]") -> int:

@@ -157,7 +157,7 @@ class Lab:
         given: Any = (self.topology, self.handlers, [TP], lambda: NOW)
         named: Any = {"outputs": self.outputs(), "step": step, "part": part}
         if any(tier_of(handler) is Tier.ARROW for handler in (self.source, *self.handlers)):
-            return ArrowTreeCalls(*given, **named, buckets=2)
+            return ArrowTreeCalls(*given, **named, parts=2)
         return TreeCalls(*given, **named)
 
     def _input(self, calls: TreeCalls, sent: SentTuple) -> Input:

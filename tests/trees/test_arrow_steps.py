@@ -165,3 +165,14 @@ def test_values_of_other_types_fail_the_call(column: pa.Array, reason: str) -> N
     found = outcome_of(lambda _: pa.record_batch({"value": column}), "a", of=TWO)
     assert found[1] == "InvalidOutcome"
     assert f"its column value {reason}" in found[2]
+
+
+@pytest.mark.parametrize("key", [b"k", "k", 1, (1, 2)])
+def test_a_join_gets_all_tuples_of_a_key_whatever_keys_the_batches_of_other_tasks_have(key: Any) -> None:
+    """A batch with a key that is null has another column of keys."""
+    join = steps_of({"name": "join", "input": "source", "group_by": "key", "join": True})
+    seen = Seen()
+    records = {offset: [(str(offset), key)] + [("none", None)] * (offset % 2) for offset in range(20)}
+    assert Lab(join, emit_all, [seen.handler]).run(records) == dict.fromkeys(records)
+    calls = [sum(value != "none" for value in batch.column("value").to_pylist()) for batch in seen.batches]
+    assert sorted(filter(None, calls)) == [20]

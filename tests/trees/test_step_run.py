@@ -149,7 +149,7 @@ def test_an_arrow_step_gets_about_as_many_tuples_as_emit_what_a_batch_should_hol
     block = {"name": "grow", "handler": f"{__name__}:grow_batch", "input": "source"}
     grow = steps_of(block if near else {**block, "group_by": "key"}, {**END, "input": "grow"})
     calls_for.clear()
-    calls, outbox = ArrowTreeCalls(grow, [grow_batch, end], [TP], lambda: 1, buckets=4), Outbox()
+    calls, outbox = ArrowTreeCalls(grow, [grow_batch, end], [TP], lambda: 1, parts=4), Outbox()
     for offset in range(1500):
         record = Record(TP.topic, TP.partition, offset, None, None, None, (), 1)
         calls.call_source(lambda each: Emit(each.offset, key=each.offset), record, {(TP.topic, TP.partition): (0, 11)})

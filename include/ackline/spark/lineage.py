@@ -171,8 +171,6 @@ _TUPLES_A_RECORD = 10
 _MOST_PARTS = 16
 """The most parts, for each core, into which large trees divide a turn of few records: two exchanges in a row cost the
 square of their parts."""
-_BUCKETS_A_PART, _LEAST_BUCKETS = 8, 32
-"""Buckets of an Arrow step's keys: for each part, and at least. A join holds the tuples of one bucket at once."""
 
 
 def tasks_of_chain(records: int, cores: int, tuples_a_record: float | None = None) -> int:
@@ -197,7 +195,9 @@ def manifests_of_trees(rows: DataFrame, settings: TaskSettings, topology: Topolo
 
 
 def _exchange(rows: DataFrame, step: Step, parts: int) -> DataFrame:
-    rows = rows.repartition(parts, "key")
+    # Tuples of an Arrow step have a bucket in `tp`, and no attempt. Two buckets could hash into one part.
+    is_bucket = (F.col("step") == step.number) & F.col("attempt").isNull()
+    rows = rows.repartitionById(parts, F.when(is_bucket, F.col("tp")).otherwise(F.hash("key")))
     if not step.join:
         return rows
     # Null for all other rows, so these come first.
@@ -224,7 +224,7 @@ def manifests_of(
     )
     offsets = sum(map(len, job.fresh.values())) + sum(map(count, job.retries.values()))
     parts_of_chain = tasks_of_chain(offsets, application_of(spark).cores, job.tuples_a_record)
-    task = replace(task, buckets=max(_LEAST_BUCKETS, _BUCKETS_A_PART * parts_of_chain))
+    task = replace(task, parts=parts_of_chain)
     sources = []
     if job.fresh:
         options = source_options(job.kafka.properties, job.kafka.isolation_level)

@@ -35,15 +35,14 @@ from ackline.worker.outcomes import RowOutcome, TaskFailure, error_class_of, out
 
 
 class ArrowTreeCalls(TreeCalls):
-    """The calls of a task of a pipeline with Arrow handlers. The keys of tuples for other tasks are hashed into this
-    many `buckets`."""
+    """The calls of a task of a pipeline with Arrow handlers. `parts` tasks share the tuples of each step."""
 
-    def __init__(self, topology: Topology, handlers: Sequence[Handler], *more: Any, buckets: int, **named: Any) -> None:
+    def __init__(self, topology: Topology, handlers: Sequence[Handler], *more: Any, parts: int, **named: Any) -> None:
         super().__init__(topology, handlers, *more, **named)
         self._arrow_steps = frozenset(n for n, handler in enumerate(handlers) if tier_of(handler) is Tier.ARROW)
         self._arrow = [step for step in topology.steps if step.number in self._arrow_steps]
         self._streams = topology.streams
-        self._buckets = buckets
+        self._parts = parts
         self._weight = _FIRST_WEIGHT if any(not step.grouped for step in self._arrow) else 1.0
         """How many times larger a batch becomes when the Arrow steps at its end are called, as the last one did."""
 
@@ -55,7 +54,7 @@ class ArrowTreeCalls(TreeCalls):
         """Begins a batch, and forgets the calls since the last `end`."""
         super().begin()
         self._waiting = WaitingTuples()
-        self._parcels: list[tuple[int, TupleColumns]] = []
+        self._parcels: list[tuple[Step, TupleColumns]] = []
 
     @property
     def full(self) -> bool:
@@ -90,7 +89,7 @@ class ArrowTreeCalls(TreeCalls):
                     refused = RowOutcome(0, Outcome.FAILED, ErrorClass.UNDECODABLE, tuples.reason, self._now())
                     self._note_problem(tuples.edges, step.number, refused)
                 elif step.grouped:
-                    self._parcels.append((step.number, tuples))
+                    self._parcels.append((step, tuples))
                 else:
                     called = True
                     self._call(step, tuples)
@@ -101,14 +100,14 @@ class ArrowTreeCalls(TreeCalls):
             self.figures.source_calls = [(edge, begun, end) for edge, begun, _ in self.figures.source_calls]
 
     def _opened(self) -> OpenedEdges:
-        opened = [super()._opened(), *(OpenedEdges(tuples.edges.numbers, np.full(len(tuples.edges.numbers), step))
-                                       for step, tuples in self._parcels)]  # fmt: skip
+        parcels = [(tuples.edges.numbers, step.number) for step, tuples in self._parcels]
+        opened = [super()._opened(), *(OpenedEdges(edges, np.full(len(edges), step)) for edges, step in parcels)]
         return OpenedEdges(np.concatenate([each.edges for each in opened]), np.concatenate([e.steps for e in opened]))
 
     def _rows(self, resolved: Resolved) -> list[pa.RecordBatch]:
         rows = super()._rows(resolved)
         for step, tuples in self._parcels:
-            rows += parcel_rows(step, tuples, resolved, self._buckets)
+            rows += parcel_rows(step, tuples, resolved, self._parts)
         return rows
 
     # ---- calls ------------------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def tree_calls(
     steps = load_steps(topology)
     given = topology, steps, settings.topic_partitions, now, outputs, edge_log_of(settings), step, part_of_task()
     if batches_of_records or any(tier_of(handler) is Tier.ARROW for handler in steps):
-        return ArrowTreeCalls(*given, buckets=settings.buckets)
+        return ArrowTreeCalls(*given, parts=settings.parts)
     return TreeCalls(*given)
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackline.ledger.offsets import Bools
+from ackline.pipeline.topology import Step
 from ackline.trees.batch import MAX_BYTES, MAX_ROWS, ROW_BYTES, SentTuples
 from ackline.trees.calls import next_portion
 from ackline.trees.columns import (
@@ -85,10 +86,14 @@ _ROOT = pa.struct([("tp", pa.int32()), ("offset", pa.int64()), ("attempt", pa.in
 _EDGES = "_edges"
 """The name of the first column of a parcel. Its other columns are those of the tuples, which may have this name, too:
 columns are found by their places."""
+_BUCKETS_A_PART, _LEAST_BUCKETS = 8, 32
+"""Buckets of the keys of a join: for each part, and at least. A join holds the tuples of one bucket at once. Any other
+step has one bucket a part, because each bucket of a batch is a stream of Arrow of its own."""
 
 
-def parcel_rows(step: int, tuples: TupleColumns, resolved: Resolved, buckets: int) -> Iterator[pa.RecordBatch]:
-    """Yields the rows that hold the tuples for another task, given the ids of their edges."""
+def parcel_rows(step: Step, tuples: TupleColumns, resolved: Resolved, parts: int) -> Iterator[pa.RecordBatch]:
+    """Yields the rows that hold the tuples for the `parts` tasks of a step, given the ids of their edges."""
+    buckets = max(_LEAST_BUCKETS, _BUCKETS_A_PART * parts) if step.join else parts
     of_rows, streams = _buckets(tuples.batch.column(0), buckets), tuples.streams
     order = np.lexsort([streams, of_rows])
     sent, of_rows, streams = tuples.take(order), of_rows[order], streams[order]
@@ -104,8 +109,9 @@ def parcel_rows(step: int, tuples: TupleColumns, resolved: Resolved, buckets: in
     ends = [*starts[1:], len(order)]
     slices = [batch.slice(start, end - start) for start, end in zip(starts, ends, strict=True)]
     columns_of_rows: dict[str, Any] = {
-        "step": np.full(len(starts), step, np.int32),
+        "step": np.full(len(starts), step.number, np.int32),
         "stream": streams[starts].astype(np.int32),
+        "tp": of_rows[starts].astype(np.int32),
         "key": [b"%d" % bucket for bucket in of_rows[starts].tolist()],
     }
     for start, end in runs_of_size([of_row.nbytes for of_row in slices], MAX_BYTES):
@@ -116,9 +122,11 @@ def parcel_rows(step: int, tuples: TupleColumns, resolved: Resolved, buckets: in
 def _buckets(keys: pa.Array, buckets: int) -> Int64s:
     """Returns the bucket of each key: the same for keys that are equal, whatever their types."""
     if pa.types.is_nested(keys.type) or keys.null_count:
-        keys = bytes_of_keys(keys)
-    distinct = keys.dictionary_encode()
-    values = distinct.dictionary if pa.types.is_binary(keys.type) else bytes_of_keys(distinct.dictionary)
+        distinct = bytes_of_keys(keys).dictionary_encode()
+        values = distinct.dictionary
+    else:
+        distinct = keys.dictionary_encode()
+        values = bytes_of_keys(distinct.dictionary)
     hashes = np.fromiter(map(crc32, values.to_pylist()), np.int64, len(values))
     of_keys: Int64s = (hashes % buckets)[distinct.indices.to_numpy()]
     return of_keys

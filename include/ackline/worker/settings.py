@@ -350,8 +350,7 @@ class TaskSettings:
     """Where this task proves that it may start; None if it needs no proof: on one machine, unless at most once."""
     topic_partitions: tuple[TopicPartition, ...] = ()
     """With steps: the topic-partitions of the job, in their order. Rows of trees hold their indexes."""
-    buckets: int = 32
-    """With Arrow steps: into how many buckets the keys of their tuples are divided. The more there are, the fewer
-    tuples a row between two tasks holds, and the more evenly the tasks share the tuples."""
+    parts: int = 1
+    """With steps: how many tasks share the tuples of a step with `group_by`."""
     progress: str | None = None
     """Where this task writes how much it has handled; None if no run shows it."""
