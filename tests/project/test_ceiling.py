@@ -16,7 +16,7 @@ CEILINGS = {
     "pipeline": 3_355,
     "forms": 1_002,
     "kafka": 2_896,
-    "delta": 3_032,
+    "delta": 3_040,
     "tables": 2_494,
     "audit": 1_190,
     "worker": 3_908,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 57_437
-TESTS_CEILING = 70_039
+PACKAGE_CEILING = 57_445
+TESTS_CEILING = 70_063
 
 
 def lines(files: "list[Path]") -> int:

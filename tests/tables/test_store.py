@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import struct
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, timedelta
@@ -43,6 +44,7 @@ from ackline.tables.audit_table import AuditTable
 from ackline.tables.layout import StoppedFile, all_lanes
 from ackline.tables.schemas import SETTLEMENTS, marker_rows, plan_rows, settlement_rows
 from ackline.tables.store import LedgerStore
+from tests.bench.injected import InjectedLane
 from tests.tables.lane_rows import NOON, TP, TP1, newest_of, plan, settlement, turn, written
 from tests.tables.lanes import WithoutLock
 from tests.tables.roots import ON_BOTH
@@ -362,6 +364,28 @@ def test_an_error_after_a_commit_is_stored_does_not_say_that_nothing_is_visible(
     def fail(*_: object) -> None:
         raise OSError("no route to host")
 
-    monkeypatch.setattr(DeltaLog, "checkpointed_rows", fail)
+    monkeypatch.setattr(DeltaLog, "since_checkpoint", fail)
     assert store.store_plan(plan(2))
     assert store.plan(turn(2)) == plan(2)
+
+
+def test_plan_and_settle_list_the_log_of_each_table_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other entries are found by their numbers: entry n + 1 is looked for until there is none."""
+    lane, listed, real = InjectedLane(tmp_path, 2), Counter[str](), DeltaLog._listed
+    planned = dict[str, int]()
+
+    def counted(log: DeltaLog) -> Any:
+        listed[log.storage.uri.rpartition("/")[2]] += 1
+        return real(log)
+
+    monkeypatch.setattr(DeltaLog, "_listed", counted)
+    for _ in range(3):
+        lane.grow(10)
+        listed.clear()
+        taken = lane.plan()
+        planned = dict(listed)
+        lane.inject(taken, failed=1)
+        listed.clear()
+        lane.settle()
+    assert planned == {"plans": 1, "settlements": 1}
+    assert dict(listed) == {"plans": 1, "settlements": 1, "outcomes": 1}

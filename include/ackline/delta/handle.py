@@ -103,8 +103,7 @@ class LogStates:
         return time.monotonic() - self._loaded_at >= RELOAD_AFTER or not self._log.has_entry(state.version)
 
     def _load(self) -> LogState | None:
-        self._log.forget()
-        files = self._log.files()
+        files = self._log.forget()
         if not files.entries and not files.checkpoints:
             self._log.check_is_new()
             return None

@@ -91,6 +91,7 @@ class DeltaLog:
         """All entries up to this version are whole and on the disk."""
         self._entries: dict[int, list[dict[str, Any]]] = {}
         """The newest entries that were read. An entry never changes once it is whole."""
+        self._last_listed: LogFiles | None = None
 
     def files(self) -> LogFiles:
         """Returns the entries and checkpoints; none if there is no log. A checkpoint that lacks a part is none, nor is
@@ -107,7 +108,8 @@ class DeltaLog:
             if len(infos) == (number or 1):
                 first, *more = sorted(info.path for info in infos)
                 checkpoints[version] = LogFile(version, first, max(i.mtime_ns for i in infos) / 1e9, tuple(more))
-        return LogFiles(sorted(entries), sorted(checkpoints.values()))
+        self._last_listed = LogFiles(sorted(entries), sorted(checkpoints.values()))
+        return self._last_listed
 
     def _listed(self) -> list[pafs.FileInfo]:
         return list(self.storage.filesystem.get_file_info(pafs.FileSelector(LOG, allow_not_found=True)))
@@ -163,16 +165,24 @@ class DeltaLog:
                 rows += pq.read_metadata(file).num_rows
         return rows
 
-    def checkpointed_rows(self) -> int:
-        """Returns how many rows the newest checkpoint has, about one a file; 0 if there is none or it is damaged."""
+    def since_checkpoint(self) -> tuple[int, int]:
+        """Returns how many commits came after the newest checkpoint, and how many rows that has, about one a file; no
+        rows if there is none or it is damaged. On a disk this lists nothing: it takes the last listing, and the entries
+        that were checked since. So it may miss a checkpoint of another process, and count too many commits."""
+        files = self._last_listed if self.storage.local is not None and self._last_listed else self.files()
+        newest = max([self._secured, *(entry.version for entry in files.entries[-1:])])
+        rows = 0
         with IgnoredStorageErrors():
-            return sum(map(self.rows_of, self.files().checkpoints[-1:]))
-        return 0
+            rows = sum(map(self.rows_of, files.checkpoints[-1:]))
+        return newest - files.newest_checkpoint, rows
 
-    def forget(self) -> None:
-        """Drops the cached entries. The next `secure` checks all entries that the newest checkpoint does not cover."""
-        self._secured = self.files().newest_checkpoint
+    def forget(self) -> LogFiles:
+        """Drops the cached entries, and returns what the log has now. The next `secure` checks all entries that the
+        newest checkpoint does not cover."""
+        files = self.files()
+        self._secured = files.newest_checkpoint
         self._entries.clear()
+        return files
 
     def secure(self, version: int = -1) -> None:
         """Checks the entries that this instance has not checked, at least up to `version`, and syncs the newest one.

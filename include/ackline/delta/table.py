@@ -288,9 +288,8 @@ class FencedTable(TableHandle, ABC):
         here raises nothing."""
         try:
             with self.errors():
-                files = self.log.files()
-                commits = files.entries[-1].version - files.newest_checkpoint if files.entries else 0
-                enough = min(self.log.checkpointed_rows() // _FILES_A_COMMIT, AT_LEAST_EVERY)
+                commits, rows = self.log.since_checkpoint()
+                enough = min(rows // _FILES_A_COMMIT, AT_LEAST_EVERY)
             if commits >= max(CHECKPOINT_EVERY, enough):
                 self.checkpoint()
         except (FatalError, TransientError) as error:
