@@ -288,8 +288,8 @@ def as_records(source: DataFrame) -> DataFrame:
 
 def with_outcomes(records: DataFrame, handler: Handler, settings: ReplaySettings, *, topic: bool) -> DataFrame:
     """Returns what `ackline.worker.run.TaskRun.store_column` takes for each row of `records`, which has the columns of
-    NOTED_RECORDS: partition, offset, timestamp, attempt and outcome. All are numbers, because Spark moves texts to
-    Python at several times the cost. The timestamp is as in `ackline.worker.records.Records`. With `topic`, that column
+    NOTED_RECORDS: partition, offset, timestamp, attempt and outcome. All are numbers, which cost less to move and
+    to take apart than texts. The timestamp is as in `ackline.worker.records.Records`. With `topic`, that column
     comes first; if the pipeline stores hashes of keys, the key is kept, too. Raises ConfigError if the handler returned
     anything else than a column over these rows; at most once, also if the column calls a user function."""
     path, application = str(settings.handler), application_of(records.sparkSession)
