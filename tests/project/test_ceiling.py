@@ -11,24 +11,24 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
-    "the root": 1_393,
+    "the root": 1_169,
     "ledger": 4_027,
-    "pipeline": 3_355,
+    "pipeline": 3_316,
     "forms": 1_002,
     "kafka": 2_896,
     "delta": 3_040,
     "tables": 2_494,
     "audit": 1_190,
-    "worker": 3_908,
-    "trees": 4_378,
-    "spark": 3_050,
+    "worker": 3_272,
+    "trees": 4_369,
+    "spark": 3_046,
     "lane": 3_044,
     "outputs": 2_070,
     "in_flight": 512,
     "dead_letters": 207,
-    "steps": 1_692,
+    "steps": 1_693,
     "actions": 1_990,
-    "answers": 1_682,
+    "answers": 1_677,
     "backfill": 1_155,
     "airflow": 2_515,
     "ui": 2_508,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 57_445
-TESTS_CEILING = 70_063
+PACKAGE_CEILING = 56_529
+TESTS_CEILING = 69_297
 
 
 def lines(files: "list[Path]") -> int:

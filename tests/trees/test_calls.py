@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ackline.calling import TaskFailure
 from ackline.handler import Dead, Emit, Fail, Hold, Origin, Record, Skip, Tuple
 from ackline.ledger.outcomes import Outcome
 from ackline.trees.calls import rarer_collection
+from ackline.worker.outcomes import TaskFailure
 from tests.trees.stages import (
     JOIN,
     ONE,

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackline.calling import TaskFailure
 from ackline.handler import SOURCE, Durations, Handler, Tier, tier_of
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.pipeline.streams import scalar_texts
@@ -32,7 +31,7 @@ from ackline.trees.parcels import ArrivedTuples, Refused, Unfit, WaitingTuples, 
 from ackline.trees.payload import pack
 from ackline.trees.rows import EdgeNumbers, EdgesOfRows, Int64s, Resolved, changes, root_ids
 from ackline.worker.call import end_forked_copy, forks
-from ackline.worker.outcomes import RowOutcome, error_class_of, outcome_of_word, scrubbed_message
+from ackline.worker.outcomes import RowOutcome, TaskFailure, error_class_of, outcome_of_word, scrubbed_message
 
 
 class ArrowTreeCalls(TreeCalls):

@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from ackline.calling import TaskFailure
 from ackline.errors import FatalError
 from ackline.handler import SOURCE, Handler, InFlight, Origin, Record
 from ackline.ledger.offsets import TopicPartition
@@ -25,7 +24,7 @@ from ackline.trees.output_rows import OutputRow, OutputRows
 from ackline.trees.payload import unpack
 from ackline.trees.rows import EdgeNumbers, Resolved, Root, root_id
 from ackline.worker.call import end_forked_copy, forks, in_flight_outcome
-from ackline.worker.outcomes import Clock, RowOutcome, outcome_of_exception, present_witness
+from ackline.worker.outcomes import Clock, RowOutcome, TaskFailure, outcome_of_exception, present_witness
 
 Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
 """By topic and partition: the index of the topic-partition in the job, and the seed of the ids of its edges."""

@@ -26,7 +26,7 @@ from ackline.trees.calls import Seeds, TreeCalls
 from ackline.trees.output_rows import OutputRows
 from ackline.worker.call import forks
 from ackline.worker.isolation.handler_process import Death, HandlerProcess
-from ackline.worker.isolation.serving import CallLog, Observer, RecordCalls, serve_requests
+from ackline.worker.isolation.serving import CallLog, Observer, serve_requests
 from ackline.worker.outcomes import Clock, Outcomes, RowOutcome, outcome_clock
 from ackline.worker.records import Records
 from ackline.worker.run import part_of_task, without_secrets
@@ -84,13 +84,13 @@ class _Handlers:
         self._calls = TreeCalls(replay.topology, steps, program.topic_partitions, clock)
         self._call_source = load_call(replay, program.tier, observer, self._returning) if program.source else None
 
-    def respond(self, request: RecordCalls | StepCalls) -> Outcomes | None:
+    def respond(self, request: Records | StepCalls) -> Outcomes | None:
         """Makes the calls of a request one after the other, and sends the result of each before it makes the next one.
         Returns the outcomes of records, and None for a step."""
         self._calls.begin()
-        if isinstance(request, RecordCalls):
+        if isinstance(request, Records):
             assert self._call_source is not None
-            return self._call_source(request.records)
+            return self._call_source(request)
         step = self._steps[request.step]
         for number, inputs in enumerate(request.calls):
             given = [input_of(*each, ()) for each in inputs]
