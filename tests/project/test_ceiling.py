@@ -16,10 +16,10 @@ CEILINGS = {
     "pipeline": 3_316,
     "forms": 1_002,
     "kafka": 2_896,
-    "delta": 3_040,
+    "delta": 2_922,
     "tables": 2_494,
-    "audit": 1_190,
-    "worker": 3_272,
+    "audit": 1_188,
+    "worker": 3_270,
     "trees": 4_369,
     "spark": 3_046,
     "lane": 3_044,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 56_529
-TESTS_CEILING = 69_297
+PACKAGE_CEILING = 56_407
+TESTS_CEILING = 69_141
 
 
 def lines(files: "list[Path]") -> int:

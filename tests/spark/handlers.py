@@ -52,19 +52,6 @@ def arrow_short(batch: pa.RecordBatch) -> list[str]:
     return ["acked"] * (batch.num_rows - 1)
 
 
-@arrow_handler
-def arrow_without_pandas(batch: pa.RecordBatch) -> list[str]:
-    """Fails if its process has imported pandas."""
-    return ["failed" if "pandas" in sys.modules else "acked"] * batch.num_rows
-
-
-@arrow_handler
-def arrow_with_pandas(batch: pa.RecordBatch) -> pa.Array:
-    """Returns the values as outcomes, by way of pandas."""
-    words = batch.to_pandas()["value"].str.decode("utf-8")
-    return pa.array(words.where(words != "none", None).fillna("skipped"))
-
-
 @column_handler
 def column_words(records: DataFrame) -> Column:
     """Returns the values as outcomes."""

@@ -36,14 +36,6 @@ def test_a_bad_cast_fails_its_own_row_only(lab: Lab) -> None:
     assert [outcome for _, outcome, _ in lab.outcomes(job)] == ["acked", "failed", "failed", "acked"]
 
 
-def test_a_worker_imports_pandas_for_a_handler_that_uses_it_and_for_no_other(lab: Lab) -> None:
-    tp = lab.put(b"acked", b"failed", b"none")
-    without = lab.ran("arrow_without_pandas", {tp: (0, 3)})
-    assert [outcome for _, outcome, _ in lab.outcomes(without)] == ["acked"] * 3
-    job = lab.ran("arrow_with_pandas", {tp: (0, 3)})
-    assert [outcome for _, outcome, _ in lab.outcomes(job)] == ["acked", "failed", "skipped"]
-
-
 @pytest.mark.parametrize("handler", ["column_explodes", "column_not_a_column"])
 def test_a_column_handler_can_only_add_a_column(lab: Lab, handler: str) -> None:
     tp = lab.put(b"a")
