@@ -17,7 +17,7 @@ CEILINGS = {
     "forms": 1_002,
     "kafka": 2_896,
     "delta": 2_922,
-    "tables": 2_494,
+    "tables": 2_495,
     "audit": 1_188,
     "worker": 3_270,
     "trees": 4_369,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 56_407
-TESTS_CEILING = 69_141
+PACKAGE_CEILING = 56_408
+TESTS_CEILING = 69_142
 
 
 def lines(files: "list[Path]") -> int:

@@ -203,8 +203,8 @@ class StoppedRun(Stored):
     """How far the lane was: also of a run that had no turn, which has stopped before its plan, or of a lane that has
     not begun."""
     times: int = 1
-    """How many runs in a row have stopped there with an error that may end by itself, this one included; 0 for one that
-    leaves the turn to another process."""
+    """How many runs in a row have stopped there with an error that may end by itself, this one included. Does not count
+    runs that leave their turn to another process."""
 
     def __post_init__(self) -> None:
         if self.at.tzinfo is None:
@@ -218,10 +218,11 @@ class StoppedRun(Stored):
         """Returns the note of a run that has stopped with this error; `before` is that of the run before it. Adds to a
         transient error that it comes again and again, because each run by itself calls it one that may pass."""
         lasting = not isinstance(error, TransientError)
-        times = 0 if isinstance(error, HandedOut) else 1  # another process is at work, so this one repeats nothing
-        if times and not lasting and before is not None and not before.lasting and before.position == position:
-            times = before.times + 1
-        if times >= _REPEATED:
+        counts = not isinstance(error, HandedOut)  # of a run that leaves its turn to another process, nothing is known
+        times = int(counts)
+        if not lasting and before is not None and not before.lasting and before.position == position:
+            times += before.times
+        if counts and times >= _REPEATED:
             error.add_advice(
                 f"The last {times} runs have stopped with an error that may end by itself, and no turn was planned or "
                 f"settled in between: do not rely on that; `ackline doctor {pipeline}` checks what a run needs"
