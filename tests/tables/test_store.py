@@ -118,8 +118,8 @@ def test_a_file_is_usable_by_the_owner_of_a_folder_by_its_user_its_group_or_all(
 
 def acl(mask: int) -> bytes:
     """An access control list of POSIX as Linux stores it, in which user 65534 has all rights that `mask` allows."""
-    nobody = 2**32 - 1
-    entries = [(1, 7, nobody), (2, 7, 65534), (4, 5, nobody), (16, mask, nobody), (32, 0, nobody)]
+    no_user = 2**32 - 1
+    entries = [(1, 7, no_user), (2, 7, 65534), (4, 5, no_user), (16, mask, no_user), (32, 0, no_user)]
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
