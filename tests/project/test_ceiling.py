@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 56_408
-TESTS_CEILING = 69_141
+TESTS_CEILING = 69_159
 
 
 def lines(files: "list[Path]") -> int:

@@ -10,9 +10,10 @@ from ackline.handler import Record
 from ackline.ledger.fold import PartitionState, fold
 from ackline.ledger.metrics import TOTALS
 from ackline.ledger.offsets import OffsetRange
-from ackline.ledger.outcomes import Outcome
+from ackline.ledger.outcomes import Outcome, OutcomeRow
 from ackline.ledger.turns import TurnKind
 from ackline.steps import decide, settle
+from ackline.tables.turn_outcomes import TurnOutcomes
 from tests.support.memory import handle_by_orders
 from tests.support.memory_lane import (
     AT_LEAST_ONCE,
@@ -38,6 +39,23 @@ def test_i1_the_end_of_a_plan_is_not_committed_before_the_plan_is_claimed() -> N
     open_plan = lane.plan()
     settle.settle(lane.adapters(), lane.newest().turn)
     assert (lane.committed(), open_plan.partitions[TP].fresh) == (2, OffsetRange(2, 4))
+
+
+def test_a_partition_for_which_another_process_has_decided_is_folded_with_its_decisions() -> None:
+    """The state that this process has found before is without them."""
+    lane = MemoryLane(FAILS, FAILS)
+    plan = lane.plan()
+    before, _ = lane.adapters().newest_and_open_plan()
+    assert before is not None
+    failed = [OutcomeRow(offset, 1, Outcome.FAILED, lane.world.now) for offset in (0, 1)]
+    own, stored = (
+        TurnOutcomes({TP: rows}, {}, {}, complete=False)
+        for rows in (failed, [*failed, OutcomeRow(0, 0, Outcome.SKIPPED, lane.world.now)])
+    )
+    undecided = decide.states_after(plan, before, own)
+    assert undecided[TP].floor == 0
+    assert decide.states_after(plan, before, own, None, undecided) == undecided
+    assert decide.states_after(plan, before, stored, None, undecided)[TP].floor == 1
 
 
 def test_a_settle_of_one_turn_needs_no_proof_of_the_next() -> None:
