@@ -13,10 +13,10 @@ from ackline.outputs.checks import check_outputs_of, output_targets
 from ackline.outputs.staged import remove_staged, staged_tables, store_manifest
 from ackline.pipeline.outputs import OutputBlock
 from ackline.pipeline.topology import topology
-from ackline.trees.answers import EmittedRow
-from ackline.trees.output_rows import OutputRow, OutputRows
-from ackline.trees.rows import EdgeColumns
+from ackline.trees.output_rows import OutputRows
+from ackline.trees.rows import Roots
 from ackline.worker.settings import OutputTargets
+from tests.trees.stages import rows_block
 
 TURN = TurnId("shop", "live", 0, 2)
 TP = TopicPartition("orders", 0)
@@ -43,15 +43,10 @@ def targets_of(adapters: Any) -> OutputTargets:
 
 def staged(adapters: Any, targets: OutputTargets, *batches: list[Any]) -> list[StagedFile]:
     """Stages rows for both tables as one task does."""
-    rows, edges = OutputRows(targets, [TP]), EdgeColumns()
+    rows, roots = OutputRows(targets, [TP]), Roots()
     for batch in batches:
-        for value in batch:
-            edges.add_input_edge(0, 0, 1, 9)
-            numbers = (len(edges.parents) - 1,)
-            rows.add(
-                adapters.pipeline.topology.all_outputs[0], OutputRow(0, EmittedRow(None, value, 1), numbers, numbers)
-            )
-        assert list(rows.flush(edges.resolve())) == []
+        rows.add(adapters.pipeline.topology.all_outputs[0], rows_block(roots, *batch, offset=0))
+        assert list(rows.flush(roots)) == []
     return rows.close()
 
 

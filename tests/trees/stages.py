@@ -1,6 +1,5 @@
 """Runs trees without Spark: the same calls, and in place of its exchanges lists that are dealt to tasks at random."""
 
-import pickle
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,19 +11,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackline.handler import Emit, Handler, Origin, Record, StepCounts, Tier, Tuple, arrow_handler, tier_of
+from ackline.handler import Emit, Handler, Record, StepCounts, Tier, Tuple, arrow_handler, tier_of
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.published import StagedFile
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.topology import SOURCE_STEP, Step, StepBlock, Topology, topology
-from ackline.trees.answers import Input, input_of
-from ackline.trees.arrow_calls import ArrowTreeCalls
 from ackline.trees.calls import TreeCalls
+from ackline.trees.columns import bytes_of_keys
 from ackline.trees.events import Block, EventFormat, Events, PackedEvents, Sums, outcome_of_root
-from ackline.trees.output_rows import OutputRows
-from ackline.trees.parcels import Arrivals
-from ackline.trees.rows import UNTRACKED, Edges, Root, rows_of
+from ackline.trees.output_rows import OutputRows, RowBlock
+from ackline.trees.parcels import Arrivals, Arrived
+from ackline.trees.payload import pack_row
+from ackline.trees.rows import Edges, Root, Roots, rows_of
+from ackline.trees.tuples import Packed
 from ackline.worker.files import OutcomeTarget
 from ackline.worker.outcomes import RowOutcome
 from ackline.worker.settings import ReplaySettings, TaskSettings
@@ -36,10 +36,13 @@ NOW = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class SentTuple:
+    """One tuple, alone in a parcel of its own; or a whole parcel in a lab that loses none."""
+
     step: int
     stream: int
-    edges: Edges
+    edges: tuple[tuple[Root, int], ...]
     key: bytes
+    bucket: int
     payload: bytes
 
 
@@ -52,7 +55,7 @@ class Lab:
     handlers: Sequence[Handler]
     random: Random = field(default_factory=lambda: Random(1))
     tracked: bool = True
-    lose: Callable[[SentTuple], bool] = lambda _: False
+    lose: Callable[[SentTuple], bool] | None = None
     outputs: Callable[[], OutputRows | None] = lambda: None
     """The rows for outputs of one task."""
     events: list[tuple[Root, Events]] = field(default_factory=list)
@@ -68,8 +71,7 @@ class Lab:
             seeds = SEEDS if self.tracked else None
             if tier_of(self.source) is Tier.ARROW:
                 if part:
-                    assert isinstance(calls, ArrowTreeCalls)
-                    calls.call_source_batch(self.source, records_batch(part, records, attempt), seeds)
+                    calls.arrow.call_source(self.source, records_batch(part, records, attempt), seeds)
             else:
                 for offset in part:
                     record = Record(TP.topic, TP.partition, offset, None, None, records[offset], (), attempt)
@@ -77,7 +79,7 @@ class Lab:
             waiting += self._collect(calls)
         for step in self.topology.steps:
             if step.grouped:
-                mine = [sent for sent in waiting if sent.step == step.number and not self.lose(sent)]
+                mine = [sent for sent in waiting if sent.step == step.number and not (self.lose and self.lose(sent))]
                 waiting = [sent for sent in waiting if sent.step != step.number] + self._run_step(step, mine)
         assert not waiting
         return self.outcomes()
@@ -112,39 +114,30 @@ class Lab:
         }
 
     def _run_step(self, step: Step, tuples: list[SentTuple]) -> list[SentTuple]:
-        by_key: dict[bytes, list[SentTuple]] = defaultdict(list)
+        """Runs the tasks of a step, each on the parcels of some buckets, those of one bucket one after the other."""
+        by_bucket: dict[int, list[SentTuple]] = defaultdict(list)
         for sent in tuples:
-            by_key[sent.key].append(sent)
+            by_bucket[sent.bucket].append(sent)
         sent_on: list[SentTuple] = []
-        for number, keys in enumerate(self._dealt(list(by_key))):
+        for number, buckets in enumerate(self._dealt(list(by_bucket))):
             calls = self._calls(step.number, number)
-            if isinstance(calls, ArrowTreeCalls) and calls.takes_batches(step):
-                sent_on += self._call_batches(calls, step, [sent for key in keys for sent in by_key[key]])
-                continue
-            for key in keys:
-                order = sorted(by_key[key], key=lambda sent: sent.edges) if step.join else by_key[key]
-                given = [self._input(calls, sent) for sent in order]
-                if step.join:
-                    calls.call_join(step, given)
-                else:
-                    self.random.shuffle(given)
-                    for each in given:
-                        calls.call_step(step, each)
+            arrivals = Arrivals(step, calls.takes_batches(step))
+            for bucket in buckets:
+                if not step.join:
+                    self.random.shuffle(by_bucket[bucket])
+            parcels = [sent for bucket in buckets for sent in by_bucket[bucket]]
+            columns = {
+                "key": [b"%d" % sent.bucket for sent in parcels], "stream": [sent.stream for sent in parcels],
+                "payload": [sent.payload for sent in parcels],
+            }  # fmt: skip
+            for arrived in chain(arrivals.add(rows_of(columns, len(parcels))), arrivals.take()):
+                rest = arrived
+                while (done := calls.call_arrived(step, rest)) < len(rest) and isinstance(rest, Arrived):
+                    rest = rest.slice(done, len(rest))
+                if calls.takes_batches(step):
+                    sent_on += self._collect(calls, last=False)
             sent_on += self._collect(calls)
         return sent_on
-
-    def _call_batches(self, calls: ArrowTreeCalls, step: Step, parcels: list[SentTuple]) -> list[SentTuple]:
-        """Calls an Arrow step on the tuples of parcels, those of one bucket one after the other."""
-        arrivals, sent_on = Arrivals(step.join), list[SentTuple]()
-        columns = {
-            "key": [sent.key for sent in parcels], "stream": [sent.stream for sent in parcels],
-            "payload": [sent.payload for sent in parcels],
-        }  # fmt: skip
-        rows = rows_of(columns, len(parcels))
-        for arrived in chain(arrivals.add(rows), arrivals.take()):
-            calls.call_batch(step, arrived)
-            sent_on += self._collect(calls, last=False)
-        return sent_on + self._collect(calls)
 
     def _dealt(self, items: Sequence[object]) -> list[list]:  # type: ignore[type-arg]
         """Deals items to three tasks."""
@@ -155,15 +148,7 @@ class Lab:
 
     def _calls(self, step: int = SOURCE_STEP, part: int = 0) -> TreeCalls:
         given: Any = (self.topology, self.handlers, [TP], lambda: NOW)
-        named: Any = {"outputs": self.outputs(), "step": step, "part": part}
-        if any(tier_of(handler) is Tier.ARROW for handler in (self.source, *self.handlers)):
-            return ArrowTreeCalls(*given, **named, parts=2)
-        return TreeCalls(*given, **named)
-
-    def _input(self, calls: TreeCalls, sent: SentTuple) -> Input:
-        numbers = tuple(calls.batch.edges.add_input_edge(*root, edge) for root, edge in sent.edges)
-        origins = tuple(Origin(*TP, root.offset) for root in sorted(root for root, _ in sent.edges))
-        return input_of(sent.key, sent.payload, self.topology.streams[sent.stream], origins, numbers)
+        return TreeCalls(*given, outputs=self.outputs(), step=step, part=part, parts=2)
 
     def _collect(self, calls: TreeCalls, last: bool = True) -> list[SentTuple]:
         ended = calls.end()
@@ -171,9 +156,12 @@ class Lab:
         for name, counts in calls.figures.counts.items():
             self.counts.setdefault(name, StepCounts()).add(counts)
         calls.figures.counts.clear()
-        if calls._outputs is not None and last:
-            self.staged += calls._outputs.close()
-        return [sent_tuple(row) for batch in ended.rows for row in batch.to_pylist()]
+        if calls.outputs is not None and last:
+            self.staged += calls.outputs.close()
+        rows = [row for batch in ended.rows for row in batch.to_pylist()]
+        if self.lose is None:
+            return [SentTuple(row["step"], row["stream"], (), b"", row["tp"], row["payload"]) for row in rows]
+        return [sent for row in rows for sent in sent_tuples(row)]
 
 
 def records_batch(offsets: Sequence[int], values: Mapping[int, Any], attempt: int) -> pa.RecordBatch:
@@ -184,15 +172,29 @@ def records_batch(offsets: Sequence[int], values: Mapping[int, Any], attempt: in
     })  # fmt: skip
 
 
-def sent_tuple(row: Mapping[str, Any]) -> SentTuple:
-    edges: Edges = ()
-    if row["key"].isdigit():  # the bucket of a parcel
-        return SentTuple(row["step"], row["stream"], (), row["key"], row["payload"])
-    if row["edges"] is not None:
-        edges = pickle.loads(row["edges"])
-    elif row["tp"] != UNTRACKED:
-        edges = ((Root(row["tp"], row["offset"], row["attempt"]), row["edge"] % (1 << 64)),)
-    return SentTuple(row["step"], row["stream"], edges, row["key"], row["payload"])
+def sent_tuples(row: Mapping[str, Any]) -> Iterator[SentTuple]:
+    """The tuples of a parcel, each in a parcel of its own: an exchange may lose or move each one."""
+    with pa.ipc.open_stream(row["payload"]) as reader:
+        batch = reader.read_next_batch()
+    keys = (batch.column(1) if batch.schema.names[1] == "key_bytes" else bytes_of_keys(batch.column(1))).to_pylist()
+    for number, key in enumerate(keys):
+        one = batch.take(pa.array([number]))
+        content = pa.BufferOutputStream()
+        with pa.ipc.new_stream(content, one.schema) as stream:
+            stream.write_batch(one)
+        edges = tuple(
+            (Root(each["tp"], each["offset"], each["attempt"]), each["edge"]) for each in one.column(0)[0].as_py()
+        )
+        yield SentTuple(row["step"], row["stream"], edges, key, row["tp"], content.getvalue().to_pybytes())
+
+
+def rows_block(roots: Roots, *values: Any, offset: int = 7, step: int = 2) -> RowBlock:
+    """Rows for an output that a step has emitted, all of them for one record."""
+    count = len(values)
+    numbers = roots.add(np.zeros(count, np.int64), np.full(count, offset), np.ones(count, np.int64))
+    edges = Edges(np.full(count, 99, np.uint64), numbers, np.ones(count, np.int64))
+    keys, payloads = zip(*(pack_row(None, value) for value in values), strict=True)
+    return RowBlock(step, Packed([*keys], [*payloads]), {}, edges, edges)
 
 
 def steps_of(*blocks: Mapping[str, object]) -> Topology:

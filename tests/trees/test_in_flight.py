@@ -13,9 +13,8 @@ from ackline.ledger.answers import TokenSigner
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnId
 from ackline.pipeline.topology import SOURCE_STEP, Topology
-from ackline.trees.answers import Answer, Emitted, Waiting
+from ackline.trees.answers import Emissions
 from ackline.trees.isolated import IsolatedTreeCalls, Returned
-from ackline.trees.payload import pack
 from ackline.worker.call import use_in_flight_settings
 from ackline.worker.outcomes import InvalidOutcome, Outcomes, RowOutcome
 from ackline.worker.settings import ReplaySettings
@@ -115,12 +114,12 @@ def test_a_step_that_answers_in_flight_fails_its_tuple() -> None:
 class Process:
     """The handler's process: it has returned what the handler answered for the record at offset 0."""
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, emitted: Emissions, due: int) -> None:
         self.lost = Durations()
-        self._answers = list(answers)
+        self._returned = Returned(0, 1, emitted, [InFlight()], due)
 
     def take_returned(self) -> list[tuple[int, Returned]]:
-        return [(0, Returned(0, 1, self._answers))]
+        return [(0, self._returned)]
 
 
 @pytest.mark.parametrize("tracked", [True, False])
@@ -128,8 +127,8 @@ class Process:
 def test_an_isolated_record_is_in_flight_by_its_event_or_without_one_by_its_outcome(tracked: bool, emits: bool) -> None:
     task = task_of(ONE, isolated=True, tokens=SIGNER, in_flight_timeout=timedelta(seconds=10))
     calls = IsolatedTreeCalls(task, lambda: NOW, None, SOURCE_STEP)
-    emitted = [Emitted("default", None, *pack("k", "v"))] if emits else []
-    calls.process = Process(*emitted, Waiting(InFlight(), NOW + 5))  # type: ignore[assignment]
+    emitted = Emissions([0], ["k"], ["v"]) if emits else Emissions()
+    calls.process = Process(emitted, NOW + 5)  # type: ignore[assignment]
     outcomes = Outcomes(np.array([NOW]))
     one = replace(records_of([b"a"]), tp=TP, offsets=np.array([0]), attempts=np.array([1], np.int32))
     calls.deliver_records(one, outcomes, SEEDS if tracked else None)

@@ -14,10 +14,10 @@ from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline import output_columns
 from ackline.pipeline.outputs import Output
 from ackline.stored import DamagedError
-from ackline.trees.answers import EmittedRow
-from ackline.trees.output_rows import InferredColumns, OutputRow, OutputRows, columns_of_staged, staged_path
-from ackline.trees.rows import EdgeColumns
+from ackline.trees.output_rows import InferredColumns, OutputRows, columns_of_staged, staged_path
+from ackline.trees.rows import Roots
 from ackline.worker.settings import OutputTargets
+from tests.trees.stages import rows_block
 
 TOTALS = Output(0, "totals", None, None)
 TP = TopicPartition("orders", 3)
@@ -29,17 +29,14 @@ class Task:
     def __init__(self, folder: Path, begun: dict[str, str]) -> None:
         self._folder, self._begun = folder, begun
         self._rows = OutputRows(OutputTargets(TurnId("shop", LIVE, 0, 1), str(folder), {}, {0: begun}), [TP])
-        self._edges = EdgeColumns()
+        self._roots = Roots()
         self._files: list[StagedFile] = []
 
     def stage(self, *values: Any) -> list[str]:
         """Stages rows as one batch. Returns the reason for each row that does not fit."""
-        for value in values:
-            edges = (self._edges.add_input_edge(0, 7, 1, 99),)
-            self._rows.add(TOTALS, OutputRow(2, EmittedRow(None, value, 1), edges, edges))
-        return [bad.reason.removeprefix("a row does not fit the table totals: ") for bad in self._rows.flush(
-            self._edges.resolve()
-        )]  # fmt: skip
+        self._rows.add(TOTALS, rows_block(self._roots, *values))
+        found = self._rows.flush(self._roots)
+        return [bad.reason.removeprefix("a row does not fit the table totals: ") for bad in found]
 
     def close(self) -> list[dict[str, Any]]:
         self._files = self._rows.close()

@@ -1,23 +1,23 @@
 """Trees whose handlers run in a process of their own: real processes die or hang in the midst of calls."""
 
 import select
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ackline.errors import FatalError
-from ackline.handler import Origin
 from ackline.local.processes import wait_until
 from ackline.pipeline.functions import load_steps
-from ackline.pipeline.topology import SOURCE_STEP, Stream, Topology
-from ackline.trees.answers import Input, input_of
+from ackline.pipeline.topology import SOURCE_STEP, Topology
+from ackline.trees.answers import Emissions
 from ackline.trees.calls import TreeCalls
-from ackline.trees.isolated import CALLS_A_REQUEST, IsolatedTreeCalls
-from ackline.trees.payload import pack
-from ackline.trees.stages import StepRun
+from ackline.trees.isolated import CALLS_A_REQUEST, IsolatedTreeCalls, Returned, SentCall
+from ackline.trees.rows import Edges
+from ackline.trees.tuples import Packed, Tuples
 from tests.trees import deadly_handlers
 from tests.trees.stages import TP, Lab, steps_of, task_of
 from tests.worker.isolation.lab import pids
@@ -43,21 +43,20 @@ def isolated_calls(topology: Topology, limit: float | None = None) -> IsolatedTr
     return IsolatedTreeCalls(task, lambda: 7, None, step=0)
 
 
-def inputs(*values: str) -> list[Input]:
-    """Tuples for the first step with these values; each is of a record of its own."""
-    return [input_of(*pack("k", value), Stream("source"), (Origin(*TP, n),), (n,)) for n, value in enumerate(values)]
-
-
 def called(calls: IsolatedTreeCalls, *values: str) -> list[tuple[str, str | None]]:
-    """Calls the first step of the topology with each value. Returns the error class and the message of each record."""
-    step = FAR.steps[0]
-    found: list[tuple[str, str | None]] = []
-    waiting = inputs(*values)
-    calls.call_ahead(step, waiting)
-    for given in waiting:
-        outcome, _ = calls.answers_of_step(step, given.tuple, (given,))
-        found.append(("acked", None) if outcome is None else (str(outcome.error_class), outcome.error_message))
-    return found
+    """Calls the first step of the topology with each value, as long as it may. Returns the error class and the message
+    of each record."""
+    made = calls.loop(FAR.steps[0], tuples_of(calls, *values), np.arange(len(values) + 1))
+    failures = map(made.failures.get, range(len(made.counts)))
+    return [("acked", None) if each is None else (str(each.error_class), each.error_message) for each in failures]
+
+
+def tuples_of(calls: IsolatedTreeCalls, *values: str) -> Tuples:
+    """Tuples with these values; each is of a record of its own."""
+    count = len(values)
+    ones = np.ones(count, np.int64)
+    roots = calls.batch.roots.add(0 * ones, np.arange(count), ones)
+    return Tuples(0 * ones, Edges(ones.astype(np.uint64), roots, ones), Packed(["k"] * count, list(values)))
 
 
 def noted(folder: Path) -> list[str]:
@@ -114,36 +113,22 @@ def test_a_step_that_dies_at_its_import_fails_the_task(folder: Path, monkeypatch
         calls.process.close()
 
 
-class CallsAhead:
-    """Notes which calls are made ahead. What the first so many calls have emitted is enough for a batch."""
-
-    def __init__(self, enough: int) -> None:
-        self.enough = enough
-        self.ahead: list[int] = []
-        self.delivered = 0
-
-    @property
-    def full(self) -> bool:
-        return self.delivered >= self.enough
-
-    def call_ahead(self, _: object, chunk: list[Input]) -> None:
-        self.ahead.append(len(chunk))
-
-    def call_step(self, *_: object) -> None:
-        self.delivered += 1
-
-
-@pytest.mark.parametrize(
-    ("enough", "ahead"),
-    [(1000, [CALLS_A_REQUEST, CALLS_A_REQUEST, 3]), (CALLS_A_REQUEST + 1, [CALLS_A_REQUEST, CALLS_A_REQUEST])],
-)
-def test_calls_ahead_are_few_and_each_of_them_is_delivered_before_the_batch_ends(enough: int, ahead: list[int]) -> None:
+@pytest.mark.parametrize(("room", "requests"), [(1 << 20, [20, 20, 3]), (41, [20, 20, 3]), (40, [20, 20])])
+def test_calls_of_one_request_are_few_and_each_of_them_counts_before_the_batch_ends(
+    room: int, requests: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What they emit waits in memory; a call whose answer is dropped would be made twice."""
-    run, calls = StepRun.__new__(StepRun), CallsAhead(enough)
-    run._step = FAR.steps[0]
-    done = run._call_ahead(calls, iter(inputs(*["ok"] * (2 * CALLS_A_REQUEST + 3))))  # type: ignore[arg-type]
-    assert calls.ahead == ahead
-    assert done == calls.delivered == sum(ahead)
+    calls, sent = isolated_calls(FAR), list[int]()
+
+    def make(_: object, chunk: Sequence[SentCall]) -> list[Returned]:
+        sent.append(len(chunk))
+        return [Returned(0, 1, Emissions([0], ["k"], ["v"], size=1)) for _ in chunk]
+
+    monkeypatch.setattr(calls, "_make_calls", make)
+    monkeypatch.setattr(type(calls), "room", room)
+    found = called(calls, *["ok"] * (2 * CALLS_A_REQUEST + 3))
+    assert sent == requests
+    assert len(found) == len(calls.reader(FAR.steps[0]).emitted) == sum(requests)
 
 
 class IsolatedLab(Lab):
@@ -154,7 +139,7 @@ class IsolatedLab(Lab):
     def _calls(self, step: int = SOURCE_STEP, part: int = 0) -> TreeCalls:
         calls = IsolatedTreeCalls.__new__(IsolatedTreeCalls)
         TreeCalls.__init__(calls, self.topology, (), [TP], lambda: 1_000_000, step=step, part=part)
-        calls.process, calls._called_ahead, calls._limit = self.isolated.process, {}, None
+        calls.process, calls._limit = self.isolated.process, None
         return calls
 
 

@@ -14,42 +14,38 @@ from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.outputs import Output, OutputBlock
 from ackline.pipeline.topology import topology
 from ackline.trees import output_rows
-from ackline.trees.answers import EmittedRow
 from ackline.trees.calls import TreeCalls
-from ackline.trees.output_rows import BadRow, OutputRow, OutputRows
-from ackline.trees.payload import copied
-from ackline.trees.rows import EdgeColumns
+from ackline.trees.output_rows import OutputRows, RowBlock
+from ackline.trees.rows import Roots
 from ackline.worker.settings import OutputTargets
-from tests.trees.stages import NOW, SEEDS, TP
+from tests.trees.stages import NOW, SEEDS, TP, rows_block
 
 TOTALS = Output(0, "totals", None, None)
 HOUR = timedelta(hours=1)
-EDGES = EdgeColumns()
+ROOTS = Roots()
 
 
 def rows(folder: Path) -> OutputRows:
     return OutputRows(OutputTargets(TurnId("shop", LIVE, 0, 1), f"{folder}/staged", {}), [TP])
 
 
-def row(value: object, offset: int = 7) -> OutputRow:
-    edges = (EDGES.add_input_edge(0, offset, 1, 99),)
-    return OutputRow(2, EmittedRow(None, *copied(value)), edges, edges)
+def row(value: object, offset: int = 7) -> RowBlock:
+    return rows_block(ROOTS, value, offset=offset)
 
 
-def flushed(of_task: OutputRows) -> list[BadRow]:
-    return list(of_task.flush(EDGES.resolve()))
+def flushed(of_task: OutputRows) -> list[tuple[int, int, str]]:
+    """The step, the offset of the record and the reason of each row that does not fit."""
+    bad = list(of_task.flush(ROOTS))
+    return [(each.step, ROOTS.root(int(each.edges.roots[0])).offset, each.reason) for each in bad]
 
 
 def test_the_first_task_with_rows_decides_the_columns_for_all(tmp_path: Path) -> None:
     first, second = rows(tmp_path), rows(tmp_path)
     first.add(TOTALS, row({"sum": 1}))
     assert flushed(first) == []
-    bad = row({"sum": "many"})
-    second.add(TOTALS, bad)
+    second.add(TOTALS, row({"sum": "many"}, 8))
     second.add(TOTALS, row({"sum": 2}))
-    assert flushed(second) == [
-        BadRow(bad, "a row does not fit the table totals: its sum is no long (it is of type str)")
-    ]
+    assert flushed(second) == [(2, 8, "a row does not fit the table totals: its sum is no long (it is of type str)")]
     [file] = second.close()
     [staged] = pq.read_table(tmp_path / "staged" / file.path).to_pylist()
     assert staged == {"_anchors": [{**TP._asdict(), "offset": 7, "attempt": 1}], "sum": 2}
@@ -58,8 +54,8 @@ def test_the_first_task_with_rows_decides_the_columns_for_all(tmp_path: Path) ->
 def test_rows_of_nulls_alone_decide_no_columns(tmp_path: Path) -> None:
     of_task = rows(tmp_path)
     of_task.add(TOTALS, row({"sum": None}))
-    [bad] = flushed(of_task)
-    assert bad.reason == "no columns of the table totals follow from nulls alone; write `columns`"
+    [(_, _, reason)] = flushed(of_task)
+    assert reason == "no columns of the table totals follow from nulls alone; write `columns`"
     of_task.add(TOTALS, row({"sum": 1.5}))
     assert flushed(of_task) == []
     assert [file.rows for file in of_task.close()] == [1]
@@ -67,21 +63,20 @@ def test_rows_of_nulls_alone_decide_no_columns(tmp_path: Path) -> None:
 
 def test_a_row_with_a_name_that_no_file_can_hold_fails_alone(tmp_path: Path) -> None:
     of_task = rows(tmp_path)
-    bad = row(json.loads('{"sum": 1, "\\ud800": 1}'))
-    of_task.add(TOTALS, bad)
+    of_task.add(TOTALS, row(json.loads('{"sum": 1, "\\ud800": 1}'), 8))
     of_task.add(TOTALS, row({"sum": 2}))
     reason = "a row does not fit the table totals: its field *** is none of the columns sum"
-    assert flushed(of_task) == [BadRow(bad, reason)]
+    assert flushed(of_task) == [(2, 8, reason)]
     assert [file.rows for file in of_task.close()] == [1]
 
 
 def test_times_at_the_ends_of_the_calendar_are_staged_and_times_beyond_it_fail_alone(tmp_path: Path) -> None:
     of_task, last, first = rows(tmp_path), datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)
-    bad = [row({"at": last.replace(tzinfo=timezone(-HOUR))}), row({"at": first.replace(tzinfo=timezone(HOUR))})]
-    for each in (*bad, row({"at": last}), row({"at": first})):
-        of_task.add(TOTALS, each)
+    beyond = last.replace(tzinfo=timezone(-HOUR)), first.replace(tzinfo=timezone(HOUR))
+    for offset, at in enumerate((*beyond, last, first)):
+        of_task.add(TOTALS, row({"at": at}, offset))
     reason = "a row does not fit the table totals: its at is no timestamp"
-    assert flushed(of_task) == [BadRow(each, reason) for each in bad]
+    assert flushed(of_task) == [(2, offset, reason) for offset in range(2)]
     [file] = of_task.close()
     assert pq.read_table(tmp_path / "staged" / file.path)["at"].to_pylist() == [last, first]
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from ackline.handler import Emit, Record, Tuple
 from ackline.spark.lineage import tasks_of_chain
-from ackline.trees import calls, stages
+from ackline.trees import answers, calls, delivery, stages, tuples
 from ackline.trees.batch import Ended
 from ackline.trees.calls import TreeCalls
 from ackline.worker.settings import ReplayJob
@@ -50,7 +51,8 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counted(of_task: TreeCalls) -> Ended:
         ended = end_batch(of_task)
-        counts.append(sum(rows.num_rows for rows in ended.rows))
+        parcels = [payload for rows in ended.rows for payload in rows.column("payload").to_pylist()]
+        counts.append(sum(pa.ipc.open_stream(payload).read_all().num_rows for payload in parcels))
         return ended
 
     monkeypatch.setattr(TreeCalls, "end", counted)
@@ -82,7 +84,10 @@ def test_a_batch_ends_with_the_record_that_fills_it_although_those_before_it_wer
 
 def test_a_batch_ends_by_bytes(tasks: TaskLab, held: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A tuple counts as about its 500 B and 100 B more."""
-    monkeypatch.setattr(calls, "MAX_BYTES", 1 << 20)
+    for module in (calls, delivery):
+        monkeypatch.setattr(module, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(tuples, "LEAST_BYTES", 100)
+    monkeypatch.setattr(answers, "LEAST_BYTES", 100)
     tp = tasks.put(*[b"1"] * 100, *[b"700"] * 60)
     tasks.ran(MANY, {tp: (0, 160)}, topology=STEPS)
     assert 700 <= max(held) <= 2_500

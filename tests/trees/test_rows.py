@@ -2,18 +2,24 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ackline.ledger.pending import NEVER
-from ackline.trees.batch import MAX_BYTES, MAX_ROWS, SentTuples
+from ackline.pipeline.topology import Step
 from ackline.trees.events import BLOCK, NO_TIMESTAMP, NOT_BEGUN, Block, EventFormat, Events, PackedEvents
-from ackline.trees.rows import MASK, EdgeColumns, Root, mix
+from ackline.trees.parcels import Arrived, parcel_rows
+from ackline.trees.payload import pack
+from ackline.trees.rows import MASK, Edges, Lists, Root, Roots, merged, mix
+from ackline.trees.tuples import MAX_BYTES, Packed, Tuples
 
 STEPS = 2
+STRIDE = 0xD1342543DE82EF95
 FORMAT = EventFormat(STEPS)
 U64 = st.integers(0, (1 << 64) - 1)
 
@@ -143,51 +149,67 @@ def test_events_of_several_blocks_are_divided() -> None:
     assert all(sums.notes == [b"n"] * len(sums.offsets) for sums in found.values())
 
 
+Edge = tuple[Root, int]
+
+
+def edges_of(edges: Edges, roots: Roots) -> list[tuple[Edge, ...]]:
+    """The root and the id of each edge, by tuple."""
+    found = [(roots.root(root), edge) for root, edge in zip(edges.roots.tolist(), edges.ids.tolist(), strict=True)]
+    ends = np.cumsum(edges.counts).tolist()
+    return [tuple(found[start:end]) for start, end in pairwise([0, *ends])]
+
+
 @settings(max_examples=200)
 @given(st.randoms(use_true_random=False))
-def test_each_edge_has_the_root_and_the_id_that_follow_from_its_parent_and_position(random: Random) -> None:
-    """Given edges and made ones may come in any order, as long as each parent comes before its children."""
-    columns, expected = EdgeColumns(), list[tuple[Root, int]]()
-    for _ in range(random.randrange(1, 40)):
+def test_each_edge_has_the_root_and_the_id_that_follow_from_its_parents_and_its_position(random: Random) -> None:
+    """Each call takes some tuples, none of them or several, and makes new ones from them. Of several edges of one root
+    the first one goes on, and the edges of a tuple are in the order of their roots."""
+    roots, expected = Roots(), list[tuple[Edge, ...]]()
+    edges = Edges.none(0)
+    for _ in range(random.randrange(1, 12)):
         if not expected or random.random() < 0.4:
-            root = Root(random.randrange(2), random.choice([0, 1, (1 << 63) - 1]), random.randrange(1, 3))
-            expected.append((root, random.getrandbits(64)))
-            columns.add_input_edge(*root, expected[-1][1])
-            continue
-        parents = tuple(random.sample(range(len(expected)), k=min(len(expected), random.choice([1, 1, 2]))))
-        position = random.getrandbits(40)
-        added = columns.add_emitted_edges(parents, position)
-        assert added == tuple(range(len(expected), len(expected) + len(parents)))
-        for parent in parents:
-            root, edge = expected[parent]
-            expected.append((root, mix(edge ^ (position * 0xD1342543DE82EF95 & MASK))))
-    numbers = tuple(range(len(expected)))
-    assert columns.resolve().edges(numbers) == tuple(expected)
-    assert [columns.root(number) for number in numbers] == [root for root, _ in expected]
-
-
-def test_edges_given_as_columns_are_those_given_one_by_one() -> None:
-    several, single = EdgeColumns(), EdgeColumns()
-    rows = [(0, 5, 1, 11), (0, 5, 2, 12), (1, 4, 1, 13)]
-    single.add_input_edge(*rows[0])
-    assert several.add_input_edges(*zip(rows[0], strict=True)) == 0
-    for row in rows[1:]:
-        single.add_input_edge(*row)
-    assert several.add_input_edges(*zip(*rows[1:], strict=True)) == 1
-    assert several.resolve().edges((0, 1, 2)) == single.resolve().edges((0, 1, 2))
+            given = [Root(random.randrange(2), random.choice([0, 1, (1 << 63) - 1]), random.randrange(1, 3))
+                     for _ in range(random.randrange(1, 4))]  # fmt: skip
+            ids = [random.getrandbits(64) for _ in given]
+            numbers = roots.add(*(np.array(column, np.int64) for column in zip(*given, strict=True)))
+            added = Edges(np.array(ids, np.uint64), numbers, np.ones(len(given), np.int64))
+            expected += [((root, edge),) for root, edge in zip(given, ids, strict=True)]
+        else:
+            inputs = [random.choices(range(len(expected)), k=random.choice([0, 1, 1, 2, 3])) for _ in range(3)]
+            positions = [random.getrandbits(40) for _ in inputs]
+            lists = Lists(
+                np.array([n for each in inputs for n in each], np.int64), np.array([len(each) for each in inputs])
+            )
+            added = merged(lists, edges, roots).behind(np.array(positions))
+            for of_tuple, position in zip(inputs, positions, strict=True):
+                first: dict[Root, int] = {}
+                for root, edge in (of for number in of_tuple for of in expected[number]):
+                    first.setdefault(root, edge)
+                ordered = sorted(first) if len(of_tuple) > 1 else list(first)
+                expected.append(tuple((root, mix(first[root] ^ (position * STRIDE & MASK))) for root in ordered))
+        edges = Edges.joined([edges, added])
+    assert edges_of(edges, roots) == expected
+    chosen = [random.randrange(len(expected)) for _ in range(3)]
+    assert edges_of(edges.take(np.array(chosen)), roots) == [expected[number] for number in chosen]
+    start = random.randrange(len(expected))
+    assert edges_of(edges.slice(start, len(expected)), roots) == expected[start:]
 
 
 MIB = 1 << 20
 
 
-def test_a_batch_holds_few_rows_and_few_bytes_wherever_the_large_tuples_are() -> None:
-    tuples, edges = SentTuples(), EdgeColumns()
-    payloads = [b"small"] * (MAX_ROWS + 1) + [bytes(MIB)] * 40 + [b"small"]
-    for number, payload in enumerate(payloads):
-        tuples.add(0, 0, (edges.add_input_edge(0, number, 1, number),), b"k", payload)
-    batches = tuples.rows(edges.resolve())
-    assert [payload for batch in batches for payload in batch.column("payload").to_pylist()] == payloads
-    assert [offset for batch in batches for offset in batch.column("offset").to_pylist()] == list(range(len(payloads)))
-    assert max(len(batch) for batch in batches) <= MAX_ROWS
-    assert max(batch.nbytes for batch in batches) <= MAX_BYTES + 2 * MIB
-    assert len(batches) <= 6
+def test_a_row_holds_few_tuples_and_few_bytes_wherever_the_large_tuples_are() -> None:
+    payloads = [b"small"] * 10_001 + [bytes(MIB)] * 40 + [b"small"]
+    count, roots = len(payloads), Roots()
+    numbers = roots.add(np.zeros(count, np.int64), np.arange(count), np.ones(count, np.int64))
+    edges = Edges(np.arange(count).astype(np.uint64), numbers, np.ones(count, np.int64))
+    packed = [pack("k", payload) for payload in payloads]
+    content = Packed([key for key, _ in packed], [payload for _, payload in packed])
+    step = Step(0, "end", "", (), grouped=True, join=False)
+    batches = list(parcel_rows(step, Tuples(np.zeros(count, np.int64), edges, content), roots, 1))
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    arrived = [Arrived.of_row(pa.py_buffer(row["payload"]), row["stream"]).packed() for row in rows]
+    assert [value for part in arrived for _, value in part.content.content.values()] == payloads
+    assert [offset for part in arrived for offset in part.origins[1].tolist()] == list(range(count))
+    assert max(len(row["payload"]) for row in rows) <= MAX_BYTES + 2 * MIB
+    assert max(batch.nbytes for batch in batches) <= 2 * MAX_BYTES + 2 * MIB

@@ -195,14 +195,11 @@ def manifests_of_trees(rows: DataFrame, settings: TaskSettings, topology: Topolo
 
 
 def _exchange(rows: DataFrame, step: Step, parts: int) -> DataFrame:
-    # Tuples of an Arrow step have a bucket in `tp`, and no attempt. Two buckets could hash into one part.
-    is_bucket = (F.col("step") == step.number) & F.col("attempt").isNull()
-    rows = rows.repartitionById(parts, F.when(is_bucket, F.col("tp")).otherwise(F.hash("key")))
-    if not step.join:
-        return rows
+    # Parcels have a bucket in `tp`. By its hash, two buckets could come to one part.
+    is_mine = F.col("step") == step.number
+    rows = rows.repartitionById(parts, F.when(is_mine, F.col("tp")).otherwise(F.hash("key")))
     # Null for all other rows, so these come first.
-    key = F.when(F.col("step") == step.number, F.col("key"))
-    return rows.sortWithinPartitions(key, "tp", "offset", "attempt", "edge")
+    return rows.sortWithinPartitions(F.when(is_mine, F.col("tp"))) if step.join else rows
 
 
 def manifests_of(

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from ackline.handler import DEFAULT_STREAM
 from ackline.ledger.offsets import Bools
 from ackline.trees.columns import KEY, MOST_BYTES, TUPLE, NoColumn, emitted_column, one_array
-from ackline.trees.rows import EdgesOfRows, Int64s, changes
+from ackline.trees.rows import Int64s, Lists, changes
+from ackline.trees.tuples import EmittedRows
 from ackline.worker.call import kind_and_fault, outcome_columns, refuse_false, refuse_unfinished, text_in
 from ackline.worker.outcomes import INVALID_WORD, OUTCOME_WORDS, InvalidOutcome
 
@@ -40,22 +41,6 @@ class Verdict:
     message: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class EmittedRows:
-    """Rows that a call has emitted to one stream. `inputs` has for each row the rows of the call that it came from, and
-    `places` its number among the rows that came from the same tuple, in a join from the same key. The first column of
-    `batch` holds the keys."""
-
-    stream: str
-    inputs: EdgesOfRows
-    places: Int64s
-    batch: pa.RecordBatch
-
-    def take(self, rows: Int64s) -> "EmittedRows":
-        """Returns the rows with these numbers."""
-        return EmittedRows(self.stream, self.inputs.take(rows), self.places[rows], self.batch.take(pa.array(rows)))
-
-
 @dataclass(slots=True)
 class BatchAnswer:
     """The rows that a handler emitted for a batch, and its verdicts on the rows of the batch."""
@@ -74,7 +59,7 @@ class BatchAnswerReader:
         self._count = count
         self._groups = groups
         self._answer = BatchAnswer()
-        self._emitted: list[tuple[Any, EdgesOfRows, pa.RecordBatch]] = []
+        self._emitted: list[tuple[Any, Lists, pa.RecordBatch]] = []
 
     def read(self, result: Any) -> BatchAnswer:
         """Returns the answer of a handler, which returns or yields any number of batches and tables. Runs a generator
@@ -123,7 +108,7 @@ class BatchAnswerReader:
             stream = None if stream is None else stream.take(chosen)
         self._emitted.append((stream, inputs, batch))
 
-    def _inputs(self, columns: Mapping[str, pa.Array], rows: int) -> EdgesOfRows:
+    def _inputs(self, columns: Mapping[str, pa.Array], rows: int) -> Lists:
         """Returns for each row the rows of the call that it came from. Raises InvalidOutcome for a wrong `_input`."""
         column = columns.get(INPUT)
         if column is None:
@@ -133,7 +118,7 @@ class BatchAnswerReader:
                     f"a batch of {rows} rows came of a call with {self._count}, or in another order: add the column "
                     f"{INPUT} with the number in {TUPLE} of the row that each row came from"
                 )
-            return EdgesOfRows.one_each(np.arange(rows))
+            return Lists.one_each(np.arange(rows))
         kind, counts, flat = column.type, None, column
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
             if column.null_count:
@@ -146,11 +131,11 @@ class BatchAnswerReader:
             raise InvalidOutcome(
                 f"{INPUT} names a row that the call was not given; its rows are 0 to {self._count - 1}"
             )
-        inputs = EdgesOfRows.one_each(numbers) if counts is None else EdgesOfRows(numbers, counts)
+        inputs = Lists.one_each(numbers) if counts is None else Lists(numbers, counts)
         self._check_groups(inputs)
         return inputs
 
-    def _check_groups(self, inputs: EdgesOfRows) -> None:
+    def _check_groups(self, inputs: Lists) -> None:
         """Raises InvalidOutcome for a row that came from several tuples, but for those of one key in a join."""
         if (inputs.counts <= 1).all():
             return
@@ -162,7 +147,7 @@ class BatchAnswerReader:
             raise InvalidOutcome(f"{INPUT} names rows of several keys at once; a join emits rows of one key each")
 
     def _read_outcomes(
-        self, columns: Mapping[str, pa.Array], inputs: EdgesOfRows, answer: pa.RecordBatch | pa.Table
+        self, columns: Mapping[str, pa.Array], inputs: Lists, answer: pa.RecordBatch | pa.Table
     ) -> Bools:
         """Notes each outcome but acked. Returns which rows of the answer are acked: only these are emitted."""
         words, classes, messages = outcome_columns(answer)
@@ -193,12 +178,12 @@ class BatchAnswerReader:
         groups = np.full(len(counts), -1, np.int64)
         first = numbers[(np.cumsum(counts) - counts)[counts > 0]]
         groups[counts > 0] = first if self._groups is None else self._groups[first]
-        places, start = _places_within(groups), 0
+        places, start = places_within(groups), 0
         for stream, inputs, batch in self._emitted:
-            of_batch = places[start : start + len(inputs)]
+            of_batch, calls = (column[start : start + len(inputs)] for column in (places, groups))
             start += len(inputs)
             for name, rows in _rows_by_stream(stream, len(inputs)):
-                whole = EmittedRows(name, inputs, of_batch, batch)
+                whole = EmittedRows(name, inputs, calls, of_batch, batch)
                 self._answer.emitted.append(whole if len(rows) == len(inputs) else whole.take(rows))
 
 
@@ -220,7 +205,7 @@ def _copied(columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
     return batch.copy_to(pa.default_cpu_memory_manager())
 
 
-def _places_within(groups: Int64s) -> Int64s:
+def places_within(groups: Int64s) -> Int64s:
     """Returns for each row how many rows before it have the same group."""
     order = np.argsort(groups, kind="stable")
     in_order = groups[order]

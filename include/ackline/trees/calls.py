@@ -1,341 +1,405 @@
-"""Calls the handlers of steps, and delivers what they emit: to steps in this task by calls, to others as rows."""
+"""Calls the handlers of steps: those of records one by one, and those of a batch of tuples in a loop.
+
+A loop calls a record handler for one tuple after the other, and only appends what each call emits to lists. A call that
+raises is cut back, so nothing of it counts. NumPy makes edges and sums of all calls of the loop at once (`Delivery`).
+Steps without `group_by` get their tuples a few hundred at a time, in the order of the steps.
+"""
 
 import gc
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from itertools import count
+from dataclasses import replace
+from itertools import islice, pairwise
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
-import pyarrow as pa
+import numpy as np
 
-from ackline.errors import FatalError
-from ackline.handler import SOURCE, Handler, InFlight, Origin, Record
-from ackline.ledger.offsets import TopicPartition
+from ackline.handler import SOURCE, Handler, InFlight, Origin, Record, Tier, Tuple, new_tuple, tier_of
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import NEVER
-from ackline.pipeline.topology import SOURCE_STEP, Step, Stream, Topology
-from ackline.trees.answers import Answer, AnswerReader, Emitted, Input, NotAcked, Waiting, input_of, texts_of
-from ackline.trees.batch import MAX_BYTES, Batch, CallFigures, EdgeLog, Ended, OpenedEdges, SentTuples
-from ackline.trees.events import EventFormat
-from ackline.trees.output_rows import OutputRow, OutputRows
+from ackline.pipeline.topology import SOURCE_STEP, Step, Topology
+from ackline.trees.answers import UNKNOWN, CallReader, Emissions, NotAcked, texts_of, texts_of_record
+from ackline.trees.arrow_calls import ArrowCalls, Seeds
+from ackline.trees.batch import Ended, SourceCalls
+from ackline.trees.delivery import Delivery
+from ackline.trees.parcels import Arrived, Unfit, next_portion, packed_key_bytes
 from ackline.trees.payload import unpack
-from ackline.trees.rows import EdgeNumbers, Resolved, Root, root_id
+from ackline.trees.rows import Edges, Int64s, Lists, changes, root_ids
+from ackline.trees.tuples import MAX_BYTES, MAX_ROWS, Content, EmittedRows, Packed, Tuples
 from ackline.worker.call import end_forked_copy, forks, in_flight_outcome
-from ackline.worker.outcomes import Clock, RowOutcome, TaskFailure, outcome_of_exception, present_witness
+from ackline.worker.outcomes import RowOutcome, TaskFailure, outcome_of_exception
+from ackline.worker.progress import note_calls
 
-Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
-"""By topic and partition: the index of the topic-partition in the job, and the seed of the ids of its edges."""
+_FIRST_NEAR, _MOST_NEAR = 8, 512
+"""Tuples for steps without `group_by` that wait until these are called: at first, and at most. What they emit is held
+in memory until the batch ends."""
+_MOST_NEAR_BYTES = 256 << 10
+"""Bytes of tuples after which the steps without `group_by` are called, about at most."""
+_CALLS_NOTED = 64
+"""After so many calls a loop notes its progress."""
+_new = tuple.__new__  # a named tuple's own constructor takes three times as long, and there is one for each edge
+_FIRST_WEIGHT = 20.0
+"""The factor by which a batch is taken to grow before an Arrow step without `group_by` has been called."""
 
-_logger = logging.getLogger(__name__)
-MAX_CONSUMERS = 256
-"""The most steps that may take one stream. The positions of edges have eight bits for them."""
+
+class CalledSource(NamedTuple):
+    """A call of the handler of records that has emitted something: the number of the record's topic-partition, -1 if it
+    is not tracked, with the seed of its edges, its offset and attempt, when the call began and ended, and how many
+    tuples it has emitted. `due` is the deadline of a record in flight, in microseconds since 1970, NEVER without one;
+    None if it is not in flight."""
+
+    tp: int
+    seed: int
+    offset: int
+    attempt: int
+    begun: int
+    ended: int
+    emitted: int
+    due: int | None
 
 
-class TreeCalls:
+class LoopCalls(NamedTuple):
+    """What the calls of a loop did: how many tuples each has emitted, and by the number of the call how it failed, and
+    what a join answered beside them."""
+
+    counts: list[int]
+    failures: dict[int, RowOutcome]
+    others: dict[int, Sequence[NotAcked]]
+
+
+class TreeCalls(Delivery):
     """The calls of one task, batch by batch: after each batch call `end`, or nothing of it counts. `handlers` are those
-    of the steps, by number. `topic_partitions` are those of the job, which roots are numbered by. `step` is the number
-    of the step whose tuples the task gets, -1 in a task that reads records, and `part` the number of the task among
-    those of its step: the acker identifies a batch by both and by its number in the task."""
+    of the steps, by number; none if they run in another process. The rest is for `Delivery`."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        handlers: Sequence[Handler],
-        topic_partitions: Sequence[TopicPartition],
-        now: Clock,
-        outputs: OutputRows | None = None,
-        edge_log: EdgeLog | None = None,
-        step: int = SOURCE_STEP,
-        part: int = 0,
-    ) -> None:
-        self._outputs = outputs
-        self._edge_log = edge_log
+    def __init__(self, topology: Topology, handlers: Sequence[Handler], *more: Any, **named: Any) -> None:
+        super().__init__(topology, *more, **named)
         self._handlers = handlers
-        self._topic_partitions = topic_partitions
-        self._now = now
-        self._witness = present_witness()
-        self._step, self._part = step, part
-        self._batches = count()
-        self._reader = AnswerReader(topology)
-        self._takers = self._reader.takers
-        self._format = EventFormat(len(topology.steps))
-        self.figures = CallFigures(topology.names)
-        self._dropped, self._first_dropped = 0, ""
+        self._arrow_steps = frozenset(n for n, handler in enumerate(handlers) if tier_of(handler) is Tier.ARROW)
+        self.arrow = ArrowCalls(self, handlers)
+        self.source = CallReader(self.readers)
+        self._step_readers = {step.number: CallReader(self.readers, step) for step in topology.steps}
+        self._near = [step for step in topology.steps if not step.grouped]
+        self._near_records = [step for step in self._near if not self.takes_batches(step)]
+        self._most_near = _FIRST_NEAR
+        self._weight = _FIRST_WEIGHT if len(self._near) > len(self._near_records) else 1.0
+        """How many times larger a batch becomes when the Arrow steps at its end are called, as the last one did."""
         self.begin()
+
+    def reader(self, step: Step) -> CallReader:
+        """Returns what reads the answers of a step, and holds what its calls have emitted."""
+        return self._step_readers[step.number]
+
+    def takes_batches(self, step: Step) -> bool:
+        """Returns whether a step has an Arrow handler, which takes batches of tuples."""
+        return step.number in self._arrow_steps
 
     def begin(self) -> None:
         """Begins a batch, and forgets the calls since the last `end`."""
-        self.batch = Batch(self._step, self._part, next(self._batches))
-        self._tuples = SentTuples()
-        self.figures.begin()
-        self._logged: list[Callable[[Resolved], None]] = []
-        self._forks = forks()
+        super().begin()
+        self.source.take()
+        self._called: list[CalledSource] = []
 
     @property
     def full(self) -> bool:
         """Whether the calls have emitted so much that the batch should end."""
-        return self._tuples.size >= MAX_BYTES or (self._outputs is not None and self._outputs.fill >= 1)
+        return self.fill >= 1
 
     @property
     def fill(self) -> float:
         """How full the batch is by what the calls have emitted: at 1 it should end."""
-        of_outputs = 0.0 if self._outputs is None else self._outputs.fill
-        return max(self._tuples.size / MAX_BYTES, of_outputs)
+        return self._fill * self._weight
+
+    @property
+    def _fill(self) -> float:
+        return max(super().fill, (self.size + self.source.emitted.weight) / MAX_BYTES)
+
+    def advance(self) -> bool:
+        """Calls the steps without `group_by` if many tuples wait for them. Returns whether the batch should end. Call
+        it after each record."""
+        waiting = self.source.emitted
+        if self._near_records and (len(waiting.keys) >= self._most_near or waiting.size >= _MOST_NEAR_BYTES):
+            self._deliver_source()
+            return self.full
+        return (self.size + waiting.weight) * self._weight >= MAX_BYTES
 
     def end(self) -> Ended:
-        """Stages or sends what was emitted to outputs, before the events leave the task: a row that does not fit fails
-        its records. Returns what the calls since the last `end` leave, and begins the next batch."""
-        self._call_waiting()
-        resolved = self.batch.edges.resolve()
-        for bad in self._outputs.flush(resolved) if self._outputs is not None else ():
-            outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.BAD_OUTPUT, bad.reason, self._now())
-            self._note_problem(bad.row.blamed, bad.row.step, outcome)
-        events = self.batch.events(resolved, self._format, self._opened(), self._now())
-        self.figures.add_up(events, resolved)
-        for log in self._logged:
-            log(resolved)
-        ended = Ended(events, self._rows(resolved))
-        self.begin()
-        return ended
+        """Delivers what the calls since the last `end` have emitted, and calls the steps without `group_by`. Returns
+        what all these calls leave, and begins the next batch."""
+        self._deliver_source()
+        before = self._fill
+        if self._call_near(self._near):
+            self.figures.end_sources()
+            if before and len(self._near) > len(self._near_records):
+                self._weight = max(1.0, self._fill / before)
+        return super().end()
 
-    def _call_waiting(self) -> None:
-        """Calls the Arrow steps whose tuples wait for the end of the batch. This class has none."""
-
-    def _opened(self) -> OpenedEdges:
-        return self._tuples.opened()
-
-    def _rows(self, resolved: Resolved) -> list[pa.RecordBatch]:
-        return self._tuples.rows(resolved)
+    # ---- records ----------------------------------------------------------------------------------------------------
 
     def call_source(self, handler: Handler, record: Record, seeds: Seeds) -> InFlight | None:
-        """Calls the handler of a record, and delivers what it emits. `seeds` is None if trees are not tracked. A record
-        that emits nothing, or that is not tracked, has no event. Returns the InFlight of such a record, if its handler
-        yielded one. For other records returns None: their event holds the deadline. Raises what `answers_of_source`
-        raises."""
-        begun = perf_counter_ns()
+        """Calls the handler of a record. `seeds` is None if trees are not tracked. A record that emits nothing, or that
+        is not tracked, has no event. Returns the InFlight of such a record, if its handler yielded one. For other
+        records returns None: their event holds the deadline. Raises what the handler raises, and InvalidOutcome:
+        nothing of its answers counts then."""
+        mark, begun = len(self.source.emitted.keys), perf_counter_ns()
         try:
-            answers = self.answers_of_source(handler, record)
+            others, due = self.read_source(handler, record)
         finally:
-            self.figures.spans[SOURCE_STEP].append(perf_counter_ns() - begun)
-        with delivering():
-            waiting = self.deliver_source(answers, record, seeds, begun)
-        return None if waiting is None else waiting.answer
+            ended = perf_counter_ns()
+            self.figures.spans[SOURCE_STEP].append(ended - begun)
+        return self.called_source(record, seeds, begun, ended, len(self.source.emitted.keys) - mark, others, due)
 
-    def answers_of_source(self, handler: Handler, record: Record) -> list[Answer]:
-        """Calls the handler of a record. Returns what it answered; an InFlight as a Waiting with its deadline, which
-        comes last. Raises what the handler raises, and InvalidOutcome: nothing of its answers is delivered then."""
-        answers = self._reader.read(handler(record), (record,), handler=handler)
-        if self._forks != forks():  # before a step is called: the copy would call it a second time
-            end_forked_copy()
-        if answers and isinstance(in_flight := answers[-1], InFlight):
-            due = in_flight_outcome(in_flight, 0, self._now()).due
-            answers[-1] = Waiting(in_flight, NEVER if due is None else due)
-        return answers
-
-    def deliver_source(self, answers: Sequence[Answer], record: Record, seeds: Seeds, begun: int) -> Waiting | None:
-        """Delivers what the handler of a record has answered. `begun` is when the handler was called, a time of
-        `perf_counter_ns`. Returns the Waiting among the answers if the record has no event to hold its deadline."""
-        waiting = None
-        if answers and type(last := answers[-1]) is Waiting:
-            waiting, answers = last, answers[:-1]
-        edges: EdgeNumbers = ()
-        if answers and seeds is not None:
-            tp, seed = seeds[record.topic, record.partition]
-            id_ = root_id(seed, record.offset, record.attempt)
-            edges = (self.batch.edges.add_input_edge(tp, record.offset, record.attempt, id_),)
-            if waiting is not None:
-                self.batch.dues.append((edges[0], waiting.due))
-        self._deliver(SOURCE, SOURCE_STEP, answers, edges)
-        if edges:
-            self.figures.source_calls.append((edges[0], begun, perf_counter_ns()))
-            return None
-        if waiting is None:
-            self.figures.latency.measure(perf_counter_ns() - begun)
-        return waiting
-
-    def call_step(self, step: Step, given: Input) -> None:
-        """Calls the handler of a step with one tuple, and closes the edges that led to it."""
-        self.batch.closed += given.edges
-        self.figures.calls[step.number] += 1
-        outcome, answers = self.answers_of_step(step, given.tuple, (given,))
-        if outcome is not None or self._edge_log is not None:
-            self._note(step, given, outcome)
-        if answers:
-            self._deliver(step.name, step.number, answers, given.edges)
-
-    def _call_near(self, step: Step, given: Input) -> None:
-        """Calls the handler of a step without `group_by`, in this task. So its tuple is never counted as open."""
-        self.figures.calls[step.number] += 1
-        outcome, answers = self.answers_of_step(step, given.tuple, (given,))
-        if outcome is None:
-            self.batch.near += given.edges
-            self.batch.near_steps += [step.number] * len(given.edges)
-        if outcome is not None or self._edge_log is not None:
-            self._note(step, given, outcome)
-        self._deliver(step.name, step.number, answers, given.edges)
-
-    def call_join(self, step: Step, given: Sequence[Input]) -> None:
-        """Calls a join with all tuples of a key. Closes the edges of those that it does not hold."""
-        failure, answers = self.answers_of_step(step, tuple([each.tuple for each in given]), given)
-        self._close_join(step, given, failure, [answer for answer in answers if isinstance(answer, NotAcked)])
-        emitted = [answer for answer in answers if isinstance(answer, Emitted)]
-        if emitted:
-            self._deliver(step.name, step.number, emitted, self._merged(given), given)
-
-    def _close_join(
-        self, step: Step, given: Sequence[Input], failure: RowOutcome | None, not_acked: Sequence[NotAcked]
-    ) -> None:
-        """Closes the edges of the tuples of a join, but leaves open those that the join holds. Each tuple has one
-        verdict: `failure`, which is how the call itself failed, or what the join answered about the tuple, or acked. A
-        Fail wins over a Hold of the same tuple, and the last Fail over those before it."""
-        reasons = {answer.position: answer.reason for answer in not_acked if not answer.held}
-        held = {answer.position for answer in not_acked if answer.held} - reasons.keys()
-        for position, each in enumerate(given):
-            outcome, is_held = failure, position in held
-            if position in reasons:
-                outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.FAIL, reasons[position], self._now())
-            if not is_held:
-                self.batch.closed += each.edges
-            if outcome is not None or self._edge_log is not None:
-                self._note(step, each, outcome, held=is_held)
-        counts = self.figures.of_step(step.number)
-        counts.executed += len(given)
-        counts.acked += 0 if failure is not None else len(given) - len(reasons) - len(held)
-
-    def answers_of_step(
-        self, step: Step, argument: Any, given: Sequence[Input]
-    ) -> tuple[RowOutcome | None, list[Answer]]:
-        """Calls the handler of a step. Returns what it yielded, or how it failed: then nothing that it had yielded
-        counts."""
-        begun = perf_counter_ns()
+    def read_source(self, handler: Handler, record: Record) -> tuple[Sequence[InFlight], int | None]:
+        """Calls the handler of a record. Returns its InFlight and the deadline, in microseconds since 1970, NEVER
+        without one; None if it is not in flight. `source` has what it has emitted. Raises what `call_source` raises."""
+        emitted = self.source.emitted
+        mark, size = len(emitted.keys), emitted.size
         try:
-            called = self._handlers[step.number]
-            answers = self._reader.read(called(argument), given, step, called)
-            if self._forks != forks():
+            others = self.source.read(handler(record), (record,), handler, lambda: texts_of_record(record))
+            if self.forks != forks():  # before a step is called: the copy would call it a second time
                 end_forked_copy()
-            return None, answers
-        except TaskFailure:
+            if not others:
+                return (), None
+            due = in_flight_outcome(others[0], 0, self.now()).due
+            return others, NEVER if due is None else due
+        except BaseException:
+            emitted.cut(mark, size)
             raise
-        except BaseException as error:  # sys.exit, too, is the outcome of this call alone
-            if self._forks != forks():
-                end_forked_copy(error)
-            return outcome_of_exception(error, 0, None, self._now(), lambda _: texts_of(given)), []
-        finally:
-            self.figures.spans[step.number].append(perf_counter_ns() - begun)
 
-    def _note(self, step: Step, given: Input, outcome: RowOutcome | None, held: bool = False) -> None:
-        """Notes the outcome of a tuple that was not acked, and logs the edges of the tuple."""
-        self._note_edges(step, Stream(given.tuple.step, given.tuple.stream), given.edges, outcome, held)
+    def called_source(
+        self,
+        record: Record,
+        seeds: Seeds,
+        begun: int,
+        ended: int,
+        emitted: int,
+        others: Sequence[InFlight],
+        due: int | None,
+    ) -> InFlight | None:
+        """Notes a call for a record that has `emitted` so many tuples. Returns what `call_source` does."""
+        if emitted and seeds is not None:
+            tp, seed = seeds[record.topic, record.partition]
+            self._called.append(CalledSource(tp, seed, record.offset, record.attempt, begun, ended, emitted, due))
+            return None
+        if emitted:
+            self._called.append(CalledSource(-1, 0, 0, 0, begun, ended, emitted, None))
+        if others:
+            return others[0]
+        self.figures.latency.measure(ended - begun)
+        return None
 
-    def _note_edges(
-        self, step: Step, stream: Stream, edges: EdgeNumbers, outcome: RowOutcome | None, held: bool = False
+    def _deliver_source(self) -> None:
+        """Delivers what the handler of records has emitted, and calls the record steps without `group_by`."""
+        called, self._called = self._called, []
+        if not called:
+            return
+        first = len(self.figures.source_calls)
+        *columns, dues = zip(*called, strict=True)
+        seeds = np.array(columns.pop(1), np.uint64)
+        tps, offsets, attempts, begun, ended, counts = (np.array(column, np.int64) for column in columns)
+        edges = Edges.none(len(called))
+        if called[0].tp >= 0:
+            roots = self.batch.roots.add(tps, offsets, attempts)
+            edges = Edges(root_ids(seeds, offsets, attempts), roots, np.ones(len(called), np.int64))
+            self.batch.dues += [(root, due) for root, due in zip(roots.tolist(), dues, strict=True) if due is not None]
+            self.figures.source_calls.append(SourceCalls(roots, begun, ended))
+        emitted, bounds = self.source.take(), np.arange(len(called) + 1)
+        self._deliver_calls(SOURCE_STEP, SOURCE, emitted, counts, edges, bounds, join=False)
+        if self._drain():
+            self.figures.end_sources(first)
+
+    # ---- tuples -----------------------------------------------------------------------------------------------------
+
+    def call_arrived(self, step: Step, arrived: Arrived | Unfit) -> int:
+        """Calls the handler of a step with tuples of other tasks, until what it has emitted fills a batch, and closes
+        the edges that led to them. Returns how many tuples these were. An Arrow handler gets all of them at once, and
+        a join all tuples of a key."""
+        if self.takes_batches(step):
+            self.arrow.call_arrived(step, arrived)
+            return len(arrived) if isinstance(arrived, Arrived) else 0
+        assert isinstance(arrived, Arrived)
+        most = len(arrived) if step.join else _MOST_NEAR if self._near_records else MAX_ROWS
+        done = self._call_tuples(step, arrived.slice(0, most).tuples(self.batch.roots))
+        self._drain()
+        return done
+
+    def _drain(self) -> bool:
+        """Calls the record steps without `group_by` on the tuples that wait for them. Returns whether there are any."""
+        if not self._near_records:
+            return False
+        before = self._fill
+        waiting = sum(len(part) for step in self._near_records for part in self.waiting.get(step.number, ()))
+        called = self._call_near(self._near_records)
+        if called:  # what they emit should fill no more than a part of the batch
+            self._most_near = next_portion(waiting, 8 * (self._fill - before), self._most_near, _MOST_NEAR)
+        return called
+
+    def _call_near(self, steps: Sequence[Step]) -> bool:
+        """Calls steps without `group_by`, which are in the order of the topology. Returns whether it has called any."""
+        called = False
+        for place, step in enumerate(steps):
+            for tuples in self.take_waiting(step):
+                called = True
+                if self.takes_batches(step):
+                    self.arrow.call(step, tuples)
+                    continue
+                self.size -= tuples.size
+                start = self._call_tuples(step, tuples)
+                while start < len(tuples):
+                    # What the first ones have emitted goes on before the others emit more.
+                    self._call_near([later for later in steps[place + 1 :] if later in self._near_records])
+                    start += self._call_tuples(step, tuples.slice(start, len(tuples)))
+        return called
+
+    def _call_tuples(self, step: Step, tuples: Tuples) -> int:
+        """Calls the record handler of a step with tuples, until what it has emitted is much, and closes the edges that
+        led to them. Returns how many tuples these were. A join gets the tuples of a key at once."""
+        bounds = _starts_of_keys(tuples.content) if step.join else np.arange(len(tuples) + 1)
+        calls = self.loop(step, tuples, bounds)
+        count = len(calls.counts)
+        bounds, done = bounds[: count + 1], int(bounds[count])
+        handled = tuples if done == len(tuples) else tuples.slice(0, done)
+        outcomes, held = self._verdicts(calls, bounds)
+        self.close(step, handled, outcomes, held)
+        emitted, counts = self.reader(step).take(), np.array(calls.counts, np.int64)
+        self._deliver_calls(step.number, step.name, emitted, counts, handled.edges, bounds, step.join)
+        return done
+
+    def loop(self, step: Step, tuples: Tuples, bounds: Int64s) -> LoopCalls:
+        """Calls the handler of a step for one tuple after the other, or with those of one key after the other.
+        `bounds` has the number of the first tuple of each call."""
+        handler, reader, before = self._handlers[step.number], self.reader(step), self.forks
+        emitted, spans, calls = reader.emitted, self.figures.spans[step.number], LoopCalls([], {}, {})
+        keys, counts, content = emitted.keys, calls.counts, tuples.content
+        assert isinstance(content, Packed)
+        inputs, most, room = self._inputs(tuples), self.most_emitted, self.room
+        arguments = (tuple(islice(inputs, size)) for size in np.diff(bounds).tolist()) if step.join else inputs
+
+        def texts() -> Iterator[bytes | str | None]:
+            start, end = bounds[len(counts) : len(counts) + 2].tolist()
+            return texts_of(content.keys[start:end], content.payloads[start:end])
+
+        for argument in arguments:
+            given: Sequence[Any] = argument if step.join else (argument,)  # type: ignore[assignment]
+            mark, size, begun = len(keys), emitted.size, perf_counter_ns()
+            try:
+                others = reader.read(handler(argument), given, handler, texts)
+                if before != forks():
+                    end_forked_copy()
+                if others:
+                    calls.others[len(counts)] = others
+            except TaskFailure:
+                raise
+            except BaseException as error:  # sys.exit, too, is the outcome of this call alone
+                if before != forks():
+                    end_forked_copy(error)
+                emitted.cut(mark, size)
+                calls.failures[len(counts)] = outcome_of_exception(error, 0, None, self.now(), lambda _: texts())
+            spans.append(perf_counter_ns() - begun)
+            counts.append(len(keys) - mark)
+            if len(keys) >= most or emitted.size >= room:
+                break
+            if not len(counts) % _CALLS_NOTED and step.grouped:
+                note_calls(_CALLS_NOTED)
+        return calls
+
+    @property
+    def most_emitted(self) -> int:
+        """How many tuples the calls of a loop may emit until it ends."""
+        return self._most_near if self._near_records else MAX_ROWS
+
+    @property
+    def room(self) -> int:
+        """How many bytes the calls of a loop may emit until it ends: until the batch is full, but at least a few."""
+        return max(_MOST_NEAR_BYTES, min(_MOST_NEAR_BYTES if self._near_records else MAX_BYTES, MAX_BYTES - self.size))
+
+    def _inputs(self, tuples: Tuples) -> Iterator[Tuple]:
+        """Yields tuples as handlers get them. Each is unpacked when it is asked for: an unpacked value may take twenty
+        times its bytes of memory."""
+        content, streams = tuples.content, [(of.stream.name, of.stream.step) for of in self.readers.streams]
+        assert isinstance(content, Packed)
+        numbers, of_tuples = tuples.streams.tolist(), self.origins(tuples.edges)
+        for number, key, value, origins in zip(numbers, content.keys, content.payloads, of_tuples, strict=True):
+            name, step = streams[number]
+            if type(value) is str:
+                yield new_tuple(value, key, name, step, origins)
+            else:
+                key_of, value_of = unpack(key, value)
+                yield new_tuple(value_of, key_of, name, step, origins)
+
+    def origins(self, edges: Edges) -> Sequence[tuple[Origin, ...]]:
+        """Returns the records that each tuple comes from, in the order of topic, partition and offset."""
+        tps, offsets, _ = (column[edges.roots].tolist() for column in self.batch.roots.columns())
+        topics, partitions = zip(*self.topic_partitions, strict=True)
+        places = zip(tps, offsets, strict=True)
+        each = [_new(Origin, (topics[tp], partitions[tp], offset)) for tp, offset in places]
+        if len(each) == len(edges) and edges.counts.all():  # usual
+            return list(zip(each, strict=True))
+        ends = np.cumsum(edges.counts).tolist()
+        return [tuple(each[start:end]) for start, end in pairwise([0, *ends])]
+
+    def _verdicts(self, calls: LoopCalls, bounds: Int64s) -> tuple[dict[int, RowOutcome], set[int]]:
+        """Returns the outcomes of tuples that were not acked, by their numbers, and those that a join holds. Each tuple
+        has one verdict: how its call failed, or what a join answered about it. A Fail wins over a Hold of the same
+        tuple, and the last Fail over those before it."""
+        outcomes: dict[int, RowOutcome] = {}
+        held: set[int] = set()
+        for call, failure in calls.failures.items():
+            outcomes |= dict.fromkeys(range(int(bounds[call]), int(bounds[call + 1])), failure)
+        for call, others in calls.others.items():
+            first = int(bounds[call])
+            for answer in others:
+                if answer.held:
+                    held.add(first + answer.position)
+                else:
+                    outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.FAIL, answer.reason, self.now())
+                    outcomes[first + answer.position] = outcome
+        return outcomes, held - outcomes.keys()
+
+    def _deliver_calls(
+        self, number: int, name: str, emitted: Emissions, counts: Int64s, given: Edges, bounds: Int64s, join: bool
     ) -> None:
-        if outcome is not None and not held:
-            self.batch.not_acked.append((edges, step.number, outcome))
-            self.figures.of_step(step.number).failed += outcome.outcome is Outcome.FAILED
-            if not step.join:
-                self.figures.of_step(step.number).acked -= 1  # `CallFigures.add_up` adds each call as acked
-        if self._edge_log is not None:
-            log = self._edge_log.closed
-            self._logged.append(lambda resolved: log(stream, step.name, resolved.edges(edges), outcome, held))
-
-    def _deliver(
-        self, name: str, number: int, emitted: Sequence[Answer], edges: EdgeNumbers, given: Sequence[Input] = ()
-    ) -> None:
-        """Hands each tuple that a call has emitted to each step and output that takes its stream. `edges` are those
-        that led to the call, and `given` are the inputs of a join. A tuple that can't be delivered fails the records of
-        its anchors, or if it has none, all records of the call."""
-        takers, add_edges, edge_log = self._takers[name], self.batch.edges.add_emitted_edges, self._edge_log
+        """Delivers what the calls of a loop have emitted: `counts` tuples each. `given` are the edges of their inputs,
+        and `bounds` the number of the first input of each call."""
+        if not len(emitted):
+            return
         self.figures.emitted[number] += len(emitted)
-        for position, item in enumerate(emitted):
-            assert isinstance(item, Emitted)
-            stream_name, anchors, key, payload, row, problem = item
-            parents = edges
-            if anchors is not None and given:
-                parents = self._merged([given[place] for place in anchors])
-            elif anchors == ():  # any other anchor of a call with one input is that input
-                parents = ()
-            if problem:
-                outcome = RowOutcome(0, Outcome.FAILED, ErrorClass.UNKNOWN_STREAM, problem, self._now())
-                self._note_problem(parents or edges, number, outcome)
-                continue
-            stream_number, stream, steps, outputs = takers[stream_name]
-            if self._witness is not None:
-                self._witness.emitted(name, stream_name, unpack(key, payload)[1] if row is None else row.value)
-            if row is not None:
-                assert self._outputs is not None
-                for output in outputs:
-                    self._outputs.add(output, OutputRow(number, row, parents, parents or edges))
-            for place, step in enumerate(steps):
-                to_step = add_edges(parents, position * MAX_CONSUMERS + place)
-                if edge_log is not None:
-                    self._logged.append(partial(log_emitted, edge_log, stream, step, to_step))
-                self._hand_over(step, stream_number, stream, to_step, key, payload)
-
-    def _hand_over(
-        self, step: Step, number: int, stream: Stream, edges: EdgeNumbers, key: bytes, payload: bytes
-    ) -> None:
-        """Sends a tuple to the task of a step with `group_by`, or calls the step here. `number` is that of the stream,
-        and `edges` lead to the tuple."""
-        if step.grouped:
-            self._tuples.add(step.number, number, edges, key, payload)
-            return
-        roots = sorted(map(self.batch.edges.root, edges))
-        origins = tuple([Origin(*self._topic_partitions[root.tp], root.offset) for root in roots])
-        self._call_near(step, input_of(key, payload, stream, origins, edges))
-
-    def _note_problem(self, blamed: EdgeNumbers, number: int, outcome: RowOutcome) -> None:
-        """Notes that a tuple or row of a call can't be delivered, which fails the records of the edges `blamed`."""
-        if blamed:
-            self.batch.problems.append((blamed, number, outcome))
-            return
-        self._dropped += 1
-        self._first_dropped = self._first_dropped or f"{outcome.error_class}: {outcome.error_message}"
-
-    def log_dropped(self) -> None:
-        """Logs a warning with the number of tuples and rows that the task could not deliver, and for which no record
-        fails. Call it at the end of the task."""
-        if self._dropped:
-            text = (
-                "dropped %d tuples or rows of calls without a tracked record; no record fails for them. The first: %s"
-            )
-            _logger.warning(text, self._dropped, self._first_dropped)
-
-    def _merged(self, given: Iterable[Input]) -> EdgeNumbers:
-        """Returns the first edge of each root of several tuples, in the order of the roots."""
-        merged: dict[Root, int] = {}
-        for each in given:
-            for edge in each.edges:
-                merged.setdefault(self.batch.edges.root(edge), edge)
-        return tuple([merged[root] for root in sorted(merged)])
+        calls = np.repeat(np.arange(len(counts)), counts)
+        places = np.arange(len(calls)) - np.repeat(np.cumsum(counts) - counts, counts)
+        inputs = Lists.ranges(bounds[calls], np.diff(bounds)[calls]) if join else Lists.one_each(calls)
+        if emitted.anchors:
+            inputs = _with_anchors(inputs, emitted.anchors, bounds[calls])
+        whole = EmittedRows("", inputs, calls, places, Packed(emitted.keys, emitted.payloads), emitted.hidden)
+        streams = sorted(set(emitted.streams))
+        numbers = np.array(emitted.streams) if len(streams) > 1 else None
+        for stream in streams:
+            rows = np.arange(len(calls)) if numbers is None else np.flatnonzero(numbers == stream)
+            some = whole if numbers is None else whole.take(rows)
+            if stream == UNKNOWN:
+                self.refuse(number, some, given, bounds, [emitted.problems[row] for row in rows.tolist()])
+            else:
+                self.deliver(
+                    number, name, replace(some, stream=self.readers.streams[stream].stream.name), given, bounds
+                )
 
 
-class delivering:  # noqa: N801 - a context, and no generator, which each record would have to make
-    """Ends the task if a delivery raises. The handler of the record is not to blame: what it emitted is half delivered,
-    and no outcome would be right."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not isinstance(error, TaskFailure):
-            failure = FatalError(f"what a handler emitted could not be delivered ({type(error).__name__})")
-            raise TaskFailure(failure) from None
+def _starts_of_keys(content: Content) -> Int64s:
+    """Returns the number of the first tuple of each key, and the number of all tuples. Equal keys are neighbours."""
+    assert isinstance(content, Packed)
+    numbers: dict[bytes, int] = {}
+    of_keys = [numbers.setdefault(packed_key_bytes(key), len(numbers)) for key in content.keys]
+    return np.append(np.flatnonzero(changes(np.array(of_keys, np.int64))), len(of_keys))
 
 
-def log_emitted(log: EdgeLog, stream: Stream, step: Step, edges: EdgeNumbers, resolved: Resolved) -> None:
-    """Logs that a tuple of `stream` goes to a step."""
-    log.emitted(stream, step.name, resolved.edges(edges))
-
-
-def next_portion(handled: int, fill: float, before: int, most: int) -> int:
-    """Returns how many records or tuples the next call gets: as many as fill a batch, if they emit what the last ones
-    did. The last call got `handled`, which filled a batch to `fill` (1 is full), and could have got `before`. The
-    number is at most `most`, and at most twice `before`: a few that emit little do not make the next call large."""
-    return max(1, min(int(handled / max(fill, 1e-9)), 2 * before, most))
+def _with_anchors(inputs: Lists, anchors: Mapping[int, Sequence[int]], firsts: Int64s) -> Lists:
+    """Returns the inputs that each tuple is anchored to, given for some tuples the positions of their anchors among the
+    inputs of their call, which begin with `firsts`."""
+    rows, chosen = np.arange(len(inputs)), np.array([*anchors], np.int64)
+    rows[chosen] = len(inputs) + np.arange(len(chosen))
+    counts = np.array([len(positions) for positions in anchors.values()], np.int64)
+    positions = np.array([position for of_tuple in anchors.values() for position in of_tuple], np.int64)
+    numbers = np.repeat(firsts[chosen], counts) + positions
+    return Lists(np.append(inputs.numbers, numbers), np.append(inputs.counts, counts)).take(rows)
 
 
 _ALLOCATIONS = 50_000

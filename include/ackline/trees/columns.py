@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from ackline.ledger.outcomes import UNIX_EPOCH
 from ackline.pipeline.output_columns import SCALAR, as_row
 from ackline.trees.payload import key_bytes
-from ackline.trees.rows import EdgesOfRows, Int64s
+from ackline.trees.rows import Int64s
 
 KEY = "key"
 TUPLE = "_tuple"
@@ -38,31 +38,6 @@ _FIRST_TIME, _LAST_TIME = (
 
 class NoColumn(Exception):
     """A value has no place in a column. The text gives the reason, and quotes no value."""
-
-
-@dataclass(frozen=True, slots=True)
-class TupleColumns:
-    """Tuples as columns. `streams` has for each the number of the stream that it was emitted to, and `edges` the edges
-    that lead to it. The first column of `batch` holds the keys, and the others the fields of the values."""
-
-    streams: Int64s
-    edges: EdgesOfRows
-    batch: pa.RecordBatch
-
-    def __len__(self) -> int:
-        return int(self.batch.num_rows)
-
-    @classmethod
-    def joined(cls, parts: "Sequence[TupleColumns]") -> "Iterator[TupleColumns]":
-        """Yields the tuples of all parts as one, or as several where their columns do not fit together."""
-        for numbers, batch in joined([part.batch for part in parts]):
-            of = [parts[number] for number in numbers]
-            streams = np.concatenate([part.streams for part in of])
-            yield cls(streams, EdgesOfRows.joined([part.edges for part in of]), batch)
-
-    def take(self, rows: Int64s) -> "TupleColumns":
-        """Returns the tuples with these numbers."""
-        return TupleColumns(self.streams[rows], self.edges.take(rows), self.batch.take(pa.array(rows)))
 
 
 # ---- from values to columns, and back -------------------------------------------------------------------------------

@@ -65,11 +65,10 @@ def _manifests(task: TaskSettings, rows: list[pa.RecordBatch]) -> Sequence[pa.Re
 
 
 def _exchanged(rows: Sequence[pa.RecordBatch], step: Step) -> Iterator[pa.RecordBatch]:
-    """Returns the rows as the step's task gets them: those of a join sorted, behind all other rows."""
+    """Returns the rows as the step's task gets them: those of a join by their buckets, behind all other rows."""
     table = pa.Table.from_batches(rows, ROWS_SCHEMA)
     if step.join:
         is_mine = pc.fill_null(pc.equal(table["step"], step.number), False)
-        key = pc.if_else(is_mine, table["key"], b"")  # sorts before each key
-        order = [(name, "ascending") for name in ("mine", "tp", "offset", "attempt", "edge")]
-        table = table.take(pc.sort_indices(table.append_column("mine", key), order))
+        bucket = pc.if_else(is_mine, table["tp"], -1)
+        table = table.take(pc.sort_indices(bucket))
     return iter(table.combine_chunks().to_batches())

@@ -9,7 +9,6 @@ with the columns of its rows, and the driver reads the file with the highest of 
 
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,9 +34,8 @@ from ackline.pipeline.output_columns import (
 from ackline.pipeline.outputs import Output
 from ackline.scrub import scrub
 from ackline.stored import decode, encode
-from ackline.trees.answers import EmittedRow
-from ackline.trees.columns import values_of
-from ackline.trees.rows import EdgeNumbers, Edges, EdgesOfRows, Resolved, runs_of_size
+from ackline.trees.rows import Edges, Root, Roots, runs_of_size
+from ackline.trees.tuples import Content, Packed, size_of, sizes_in, values_in
 from ackline.worker.settings import OutputTargets
 
 
@@ -88,44 +86,48 @@ _BYTES_A_GROUP = 32 << 20
 _MAX_WAITING_BYTES = 16 << 20
 
 
-class OutputRow(NamedTuple):
-    """A row that a call of step `step` has emitted."""
+class RowBlock(NamedTuple):
+    """Rows that the calls of one step have emitted, as keys and values."""
 
     step: int
-    row: EmittedRow
-    edges: EdgeNumbers
-    """The numbers of the edges of its anchors; none for a row that is not tracked."""
-    blamed: EdgeNumbers
-    """The numbers of the edges whose records fail if the row does not fit: `edges`, or all edges that led to the call
-    if there are none."""
+    content: Content
+    hidden: Mapping[int, Collection[Any]]
+    """By the number of the row, the fields that no message shows, because their names may be content of a record."""
+    edges: Edges
+    """The edges of each row's anchors; none for a row that is not tracked."""
+    blamed: Edges
+    """The edges whose records fail if a row does not fit: those of its anchors, or all edges that led to the call."""
 
 
-class OutputColumns(NamedTuple):
-    """Rows that a call of an Arrow handler has emitted, as columns: keys, then the fields of the values."""
+class BadRow(NamedTuple):
+    """A row of a step that does not fit its output, with the edges whose records fail. The reason quotes no value."""
 
     step: int
-    batch: pa.RecordBatch
-    hidden: Collection[str]
-    """The fields that no message shows, because their names may be content of a record."""
-    edges: EdgesOfRows
-    blamed: EdgesOfRows
-    """For each row, the edges whose records fail if it does not fit."""
+    edges: Edges
+    reason: str
 
-    def rows(self) -> list[OutputRow]:
-        """Returns each row by itself, with its own edges."""
-        rows = zip(values_of(self.batch), self.edges.of_rows(), self.blamed.of_rows(), strict=True)
-        return [
-            OutputRow(self.step, EmittedRow(key, value, 0, self.hidden), edges, blamed)
-            for (key, value), edges, blamed in rows
+
+class _Rows:
+    """Rows of several blocks for one output, as Python values."""
+
+    def __init__(self, blocks: Sequence[RowBlock]) -> None:
+        self.pairs = [pair for block in blocks for pair in values_in(block.content)]
+        self.edges = Edges.joined([block.edges for block in blocks])
+        self._blamed = Edges.joined([block.blamed for block in blocks])
+        self._steps = [block.step for block in blocks for _ in range(len(block.edges))]
+        self.hidden: list[Collection[Any]] = [
+            block.hidden.get(number, ()) for block in blocks for number in range(len(block.edges))
         ]
 
+    def bad(self, row: int, reason: str) -> BadRow:
+        """Returns what keeps a row from being written."""
+        return BadRow(self._steps[row], self._blamed.slice(row, row + 1), reason)
 
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row that does not fit its output. The reason quotes no value."""
-
-    row: OutputRow
-    reason: str
+    def runs(self, blocks: Sequence[RowBlock]) -> Iterator[range]:
+        """Yields the rows in runs of about _MAX_WAITING_BYTES: one call may emit more than the 2 GiB that a column of
+        Arrow holds."""
+        sizes = [size for block in blocks for size in sizes_in(block.content)]
+        return (range(start, end) for start, end in runs_of_size(sizes, _MAX_WAITING_BYTES))
 
 
 class OutputRows:
@@ -135,8 +137,7 @@ class OutputRows:
     def __init__(self, targets: OutputTargets, topic_partitions: Sequence[TopicPartition]) -> None:
         self._targets = targets
         self._topic_partitions = topic_partitions
-        self._waiting: dict[int, tuple[Output, list[OutputRow]]] = {}
-        self._columns: list[tuple[Output, OutputColumns]] = []
+        self._waiting: dict[int, tuple[Output, list[RowBlock]]] = {}
         self._tables: dict[int, _StagedTable] = {}
         self._topics: OutputTopics | None = None
         self._size = 0
@@ -146,34 +147,32 @@ class OutputRows:
         """How large the rows are that wait: at 1 they should be flushed."""
         return self._size / _MAX_WAITING_BYTES
 
-    def add(self, output: Output, row: OutputRow) -> None:
-        """Adds a row for an output, which waits for `flush`."""
-        self._size += row.row.size
-        self._waiting.setdefault(output.number, (output, []))[1].append(row)
+    def add(self, output: Output, block: RowBlock) -> None:
+        """Adds rows for an output, which wait for `flush`."""
+        self._size += size_of(block.content)
+        self._waiting.setdefault(output.number, (output, []))[1].append(block)
 
-    def add_columns(self, output: Output, columns: OutputColumns) -> None:
-        """Adds rows for an output as columns, which wait for `flush`."""
-        self._size += columns.batch.nbytes
-        self._columns.append((output, columns))
-
-    def flush(self, edges: Resolved) -> Iterator[BadRow]:
+    def flush(self, roots: Roots) -> Iterator[BadRow]:
         """Stages the rows that wait, and sends those for topics: all replicas have them when this ends. Yields those
-        that do not fit. `edges` are those of the batch that has emitted the rows."""
+        that do not fit. `roots` are those of the batch that has emitted the rows."""
         waiting, self._waiting, self._size = self._waiting, {}, 0
-        for output, rows in waiting.values():
-            yield from self._flush_rows(output, rows, edges)
-        columns, self._columns = self._columns, []
-        for output, of_call in columns:
-            if output.table is None or not self._table(output).add_columns(of_call, edges):
-                yield from self._flush_rows(output, of_call.rows(), edges)
+        for output, blocks in waiting.values():
+            columns = [block for block in blocks if not isinstance(block.content, Packed)]
+            values = [block for block in blocks if isinstance(block.content, Packed)]
+            yield from self._flush_rows(output, values, roots)
+            for block in columns:
+                if output.table is None or not self._table(output).add_columns(block, roots):
+                    yield from self._flush_rows(output, [block], roots)
 
-    def _flush_rows(self, output: Output, rows: list[OutputRow], edges: Resolved) -> Iterator[BadRow]:
-        if output.table is None:
-            yield from self._send(output, rows, edges)
+    def _flush_rows(self, output: Output, blocks: Sequence[RowBlock], roots: Roots) -> Iterator[BadRow]:
+        if not blocks:
             return
-        # One call may emit more than the 2 GiB that a column of Arrow holds.
-        for start, end in runs_of_size([row.row.size for row in rows], _MAX_WAITING_BYTES):
-            yield from self._table(output).add(rows[start:end], edges)
+        rows = _Rows(blocks)
+        if output.table is None:
+            yield from self._send(output, rows, roots)
+            return
+        for run in rows.runs(blocks):
+            yield from self._table(output).add(rows, run, roots)
 
     def close(self) -> list[StagedFile]:
         """Finishes the files. On a local disk they are durable when this returns."""
@@ -196,26 +195,26 @@ class OutputRows:
             self._tables[output.number] = _StagedTable(output, self._targets, self._topic_partitions)
         return self._tables[output.number]
 
-    def _send(self, output: Output, rows: list[OutputRow], edges: Resolved) -> Iterator[BadRow]:
+    def _send(self, output: Output, rows: _Rows, roots: Roots) -> Iterator[BadRow]:
         assert output.topic is not None
-        sent: list[OutputRow] = []
+        sent: list[int] = []
         messages: list[Row] = []
-        for row in rows:
-            key, value = row.row[:2]
+        for number, (key, value) in enumerate(rows.pairs):
             try:
-                headers = _headers(edges.edges(row.edges), self._targets.turn, self._topic_partitions)
+                of_row = map(roots.root, rows.edges.slice(number, number + 1).roots.tolist())
+                headers = _headers(of_row, self._targets.turn, self._topic_partitions)
                 message = Row(output.topic, _bytes(key), _bytes(value), headers)
             except (ValueError, RecursionError, TypeError):
-                yield BadRow(row, f"a row for the topic {output.topic} can't be written as JSON")
+                yield rows.bad(number, f"a row for the topic {output.topic} can't be written as JSON")
                 continue
-            sent.append(row)
+            sent.append(number)
             messages.append(message)
         if self._targets.producer is None:
             return
         if self._topics is None:
             self._topics = OutputTopics(self._targets.producer)
         for number in self._topics.send(messages):
-            yield BadRow(sent[number], f"the broker refuses a row for the topic {output.topic} for its size or form")
+            yield rows.bad(sent[number], f"the broker refuses a row for the topic {output.topic} for its size or form")
 
 
 class _StagedTable:
@@ -237,42 +236,42 @@ class _StagedTable:
         self._writer: DataFileWriter | None = None
         self._files: list[StagedFile] = []
 
-    def add(self, rows: list[OutputRow], edges: Resolved) -> Iterator[BadRow]:
-        """Stages rows. Yields those that do not fit, which are not staged."""
-        values = [as_row(row.row.value) for row in rows]
+    def add(self, rows: _Rows, run: range, roots: Roots) -> Iterator[BadRow]:
+        """Stages a run of rows. Yields those that do not fit, which are not staged."""
+        values = [as_row(value) for _, value in rows.pairs[run.start : run.stop]]
         if self._inferred is not None and (grown := self._inferred.add_fields(values)) != self._columns:
             self._finish_file()
             self._columns, self._number = grown, self._inferred.number
         if not self._columns:
             reason = f"no columns of the table {self._output.table} follow from nulls alone; write `columns`"
-            yield from (BadRow(row, reason) for row in rows)
+            yield from (rows.bad(number, reason) for number in run)
             return
         # Of inferred columns a message may name those that stand in the source of a handler: another one may be of a
         # record, such as that of a mapping by customer. Declared ones stand in the pipeline file.
-        hidden, shown = [row.row.hidden for row in rows], None
+        hidden, shown = rows.hidden[run.start : run.stop], None
         if self._inferred is not None:
             shown = frozenset[Any]().union(*values) - frozenset[Any]().union(*hidden)
         arrays, problems = fit_rows(values, self._columns, hidden, shown)
-        kept = [number for number in range(len(rows)) if number not in problems]
+        kept = np.array([number for number in range(len(run)) if number not in problems], np.int64)
         for number, problem in problems.items():
             reason = scrub(f"a row does not fit the table {self._output.table}: {problem}", ())
-            yield BadRow(rows[number], reason)
-        if not kept:
+            yield rows.bad(run[number], reason)
+        if not len(kept):
             return
-        chosen = [array.take(pa.array(kept, pa.int64())) for array in arrays] if problems else arrays
-        self._stage(chosen, EdgesOfRows.of([rows[number].edges for number in kept]), edges)
+        chosen = [array.take(pa.array(kept)) for array in arrays] if problems else arrays
+        self._stage(chosen, rows.edges.take(run.start + kept), roots)
 
-    def add_columns(self, columns: OutputColumns, edges: Resolved) -> bool:
-        """Stages rows as columns. Returns False, and stages none, unless their types are those of the table: `add`
-        decides about rows that are to be converted, or that do not fit."""
-        arrays = fit_columns(columns.batch, self._columns)
+    def add_columns(self, block: RowBlock, roots: Roots) -> bool:
+        """Stages rows that are columns. Returns False, and stages none, unless their types are those of the table:
+        `add` decides about rows that are to be converted, or that do not fit."""
+        arrays = fit_columns(block.content, self._columns)
         if arrays is None:
             return False
-        self._stage(arrays, columns.edges, edges)
+        self._stage(arrays, block.edges, roots)
         return True
 
-    def _stage(self, arrays: Sequence[pa.Array], of_rows: EdgesOfRows, edges: Resolved) -> None:
-        anchors = _anchor_column(of_rows, edges, self._topic_partitions)
+    def _stage(self, arrays: Sequence[pa.Array], edges: Edges, roots: Roots) -> None:
+        anchors = _anchor_column(edges, roots, self._topic_partitions)
         schema = pa.schema([STAGED_ANCHORS, *((name, arrow_type(kind)) for name, kind in self._columns.items())])
         batch = pa.RecordBatch.from_arrays([anchors, *arrays], schema=schema)
         self._waiting.append(batch)
@@ -313,16 +312,16 @@ class _StagedTable:
         self._writer.write(pa.Table.from_batches(waiting))
 
 
-def _anchor_column(of_rows: EdgesOfRows, edges: Resolved, topic_partitions: Sequence[TopicPartition]) -> pa.ListArray:
+def _anchor_column(edges: Edges, roots: Roots, topic_partitions: Sequence[TopicPartition]) -> pa.ListArray:
     """Returns for each row the records that it is anchored to."""
-    ends = np.cumsum(of_rows.counts, dtype=np.int32)
-    root_of = edges.root_of[of_rows.numbers]
-    tps = pa.array(edges.roots.tps[root_of])
+    ends = np.cumsum(edges.counts, dtype=np.int32)
+    numbers, offsets, attempts = (column[edges.roots] for column in roots.columns())
+    tps = pa.array(numbers)
     fields = [
         pa.array([tp.topic for tp in topic_partitions], pa.string()).take(tps),
         pa.array([tp.partition for tp in topic_partitions], pa.int32()).take(tps),
-        pa.array(edges.roots.offsets[root_of]),
-        pa.array(edges.roots.attempts[root_of].astype(np.int32)),
+        pa.array(offsets),
+        pa.array(attempts.astype(np.int32)),
     ]
     structs = pa.StructArray.from_arrays(fields, fields=list(ANCHOR_TYPE))
     return pa.ListArray.from_arrays(pa.array(np.append(np.int32(0), ends)), structs)
@@ -335,12 +334,14 @@ def _bytes(value: Any) -> bytes | None:
     return (value if type(value) is str else json_text(value)).encode()
 
 
-def _headers(edges: Edges, turn: TurnId, topic_partitions: Sequence[TopicPartition]) -> list[tuple[str, bytes]]:
+def _headers(
+    roots: Iterable[Root], turn: TurnId, topic_partitions: Sequence[TopicPartition]
+) -> list[tuple[str, bytes]]:
     """Returns the headers that name turn and source of a message, as those of a dead letter do. A message with several
     source records has the last four once for each."""
     headers: list[tuple[str, object]] = [("pipeline", turn.pipeline), ("lane", turn.lane)]
     headers += [("epoch", turn.epoch), ("turn", turn.n)]
-    for root, _ in edges:
+    for root in roots:
         tp = topic_partitions[root.tp]
         headers += [("topic", tp.topic), ("partition", tp.partition)]
         headers += [("offset", root.offset), ("attempt", root.attempt)]

@@ -1,13 +1,13 @@
-"""Tuples on their way to Arrow steps: what waits for the end of a batch, and the rows between two Spark tasks.
+"""Tuples on their way to other tasks: the rows between two Spark tasks, and what a task makes of those that arrive.
 
-A row holds many tuples, as Arrow columns: those whose keys are in one bucket. So the stages between two steps copy a
-few rows instead of one for each tuple. Tuples of one key are in one bucket, whichever task sends them, so they come to
-one task. A join gets the tuples of one bucket after those of another, and sorts them itself by key and origin.
+A row, a parcel, holds many tuples as Arrow columns: those whose keys are in one bucket. So the stages between two steps
+copy a few rows instead of one for each tuple. Tuples of one key are in one bucket, whichever task sends them, so they
+come to one task. A join gets the tuples of one bucket after those of another, and sorts them itself by key and origin.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -17,70 +17,10 @@ import pyarrow.compute as pc
 
 from ackline.ledger.offsets import Bools
 from ackline.pipeline.topology import Step
-from ackline.trees.batch import MAX_BYTES, MAX_ROWS, ROW_BYTES, SentTuples
-from ackline.trees.calls import next_portion
-from ackline.trees.columns import (
-    TupleColumns,
-    bytes_of_keys,
-    columns_of,
-    joined,
-    joined_batches,
-    without_types_of_nulls,
-)
-from ackline.trees.payload import unpack
-from ackline.trees.rows import UNTRACKED, EdgeColumns, EdgeNumbers, EdgesOfRows, Int64s, Resolved, rows_of, runs_of_size
-
-
-class Refused(NamedTuple):
-    """A tuple that no Arrow column can hold: the edges that lead to it, and the reason."""
-
-    edges: EdgeNumbers
-    reason: str
-
-
-class WaitingTuples:
-    """Tuples that the calls of a batch have emitted to Arrow steps."""
-
-    def __init__(self) -> None:
-        self._rows: dict[tuple[int, int], SentTuples] = {}
-        self._columns: dict[int, list[TupleColumns]] = {}
-        self._size = 0
-
-    @property
-    def fill(self) -> float:
-        """How much waits: 1 is what a batch should hold."""
-        return self._size / MAX_BYTES
-
-    def add(self, step: int, stream: int, edges: EdgeNumbers, key: bytes, payload: bytes) -> None:
-        """Adds a tuple for a step, with key and value packed."""
-        rows = self._rows.setdefault((step, stream), SentTuples())
-        before = rows.size
-        rows.add(step, stream, edges, key, payload)
-        self._size += rows.size - before
-
-    def add_columns(self, step: int, tuples: TupleColumns) -> None:
-        """Adds tuples for a step as columns."""
-        self._columns.setdefault(step, []).append(tuples)
-        self._size += tuples.batch.nbytes + ROW_BYTES * len(tuples)
-
-    def take(self, step: int) -> Iterator[TupleColumns | Refused]:
-        """Yields the tuples for a step, and forgets them: as columns, or refused where no column can hold them."""
-        columns = self._columns.pop(step, [])
-        for of, stream in [place for place in self._rows if place[0] == step]:
-            rows = self._rows.pop((of, stream))
-            for edges, keys, payloads in rows.portions():
-                pairs = [unpack(*packed) for packed in zip(keys, payloads, strict=True)]
-                converted = columns_of([key for key, _ in pairs], [value for _, value in pairs])
-                for numbers, batch in converted.batches:
-                    of_batch = EdgesOfRows.of([edges[number] for number in numbers])
-                    columns.append(TupleColumns(np.full(len(numbers), stream), of_batch, batch))
-                for number, reason in converted.refused.items():
-                    yield Refused(edges[number], reason)
-        if columns:
-            yield from TupleColumns.joined(columns)
-
-
-# ---- between two tasks ----------------------------------------------------------------------------------------------
+from ackline.trees.columns import bytes_of_keys, joined, joined_batches, without_types_of_nulls
+from ackline.trees.payload import key_bytes
+from ackline.trees.rows import Edges, Int64s, Roots, rows_of, runs_of_size
+from ackline.trees.tuples import MAX_BYTES, Content, Packed, Tuples, has_key_bytes
 
 _ROOT = pa.struct([("tp", pa.int32()), ("offset", pa.int64()), ("attempt", pa.int32()), ("edge", pa.uint64())])
 _EDGES = "_edges"
@@ -91,14 +31,24 @@ _BUCKETS_A_PART, _LEAST_BUCKETS = 8, 32
 step has one bucket a part, because each bucket of a batch is a stream of Arrow of its own."""
 
 
-def parcel_rows(step: Step, tuples: TupleColumns, resolved: Resolved, parts: int) -> Iterator[pa.RecordBatch]:
-    """Yields the rows that hold the tuples for the `parts` tasks of a step, given the ids of their edges."""
+def parcel_rows(step: Step, tuples: Tuples, roots: Roots, parts: int) -> Iterator[pa.RecordBatch]:
+    """Yields the rows that hold the tuples for the `parts` tasks of a step, given the roots of their edges."""
+    if not isinstance(tuples.content, Packed):
+        yield from _rows_of_columns(step, tuples, roots, parts)
+        return
+    for rows, batch in tuples.content.batches():
+        some = Tuples(tuples.streams[rows], tuples.edges.take(rows), batch)
+        yield from _rows_of_columns(step, some, roots, parts)
+
+
+def _rows_of_columns(step: Step, tuples: Tuples, roots: Roots, parts: int) -> Iterator[pa.RecordBatch]:
     buckets = max(_LEAST_BUCKETS, _BUCKETS_A_PART * parts) if step.join else parts
-    of_rows, streams = _buckets(tuples.batch.column(0), buckets), tuples.streams
+    of_rows, streams = _buckets(tuples.content, buckets), tuples.streams
     order = np.lexsort([streams, of_rows])
     sent, of_rows, streams = tuples.take(order), of_rows[order], streams[order]
-    edges = _edge_column(sent.edges, resolved)
-    batch = pa.RecordBatch.from_arrays([edges, *sent.batch.columns], names=[_EDGES, *sent.batch.schema.names])
+    content: pa.RecordBatch = sent.content
+    edges = _edge_column(sent.edges, roots)
+    batch = pa.RecordBatch.from_arrays([edges, *content.columns], names=[_EDGES, *content.schema.names])
     changes = np.flatnonzero((np.diff(of_rows) != 0) | (np.diff(streams) != 0)) + 1
     most = max(1, int(MAX_BYTES * len(order) / max(1, batch.nbytes)))  # a row of Spark holds 2 GiB at most
     starts = [
@@ -119,24 +69,27 @@ def parcel_rows(step: Step, tuples: TupleColumns, resolved: Resolved, parts: int
         yield rows_of({**columns_of_run, "payload": _encoded(slices[start:end])}, end - start)
 
 
-def _buckets(keys: pa.Array, buckets: int) -> Int64s:
-    """Returns the bucket of each key: the same for keys that are equal, whatever their types."""
-    if pa.types.is_nested(keys.type) or keys.null_count:
-        distinct = bytes_of_keys(keys).dictionary_encode()
-        values = distinct.dictionary
+_OF_TEXT, _OF_NONE = crc32(key_bytes("")), crc32(key_bytes(None))
+
+
+def _buckets(batch: pa.RecordBatch, buckets: int) -> Int64s:
+    """Returns the bucket of the key of each tuple: the same for keys that are equal, whatever their types."""
+    if buckets == 1:
+        return np.zeros(batch.num_rows, np.int64)
+    keys = batch.column(0)
+    if pa.types.is_string(keys.type):  # the checksum of a mark and a text, without a copy of both
+        texts = keys.cast(pa.binary()).to_numpy(zero_copy_only=False).tolist()
+        hashes = [_OF_NONE if text is None else crc32(text, _OF_TEXT) for text in texts]
     else:
-        distinct = keys.dictionary_encode()
-        values = bytes_of_keys(distinct.dictionary)
-    hashes = np.fromiter(map(crc32, values.to_pylist()), np.int64, len(values))
-    of_keys: Int64s = (hashes % buckets)[distinct.indices.to_numpy()]
-    return of_keys
+        of_keys = keys if has_key_bytes(batch) else bytes_of_keys(keys)
+        hashes = list(map(crc32, of_keys.to_numpy(zero_copy_only=False).tolist()))
+    return np.array(hashes, np.int64) % buckets
 
 
-def _edge_column(edges: EdgesOfRows, resolved: Resolved) -> pa.ListArray:
+def _edge_column(edges: Edges, roots: Roots) -> pa.ListArray:
     """Returns for each tuple its roots, each with the id of the edge that leads to the tuple."""
-    roots, root_of = resolved.roots, resolved.root_of[edges.numbers]
-    parts = [roots.tps[root_of].astype(np.int32), roots.offsets[root_of], roots.attempts[root_of].astype(np.int32)]
-    arrays = [pa.array(part) for part in (*parts, resolved.ids[edges.numbers])]
+    tps, offsets, attempts = (column[edges.roots] for column in roots.columns())
+    arrays = [pa.array(part) for part in (tps.astype(np.int32), offsets, attempts.astype(np.int32), edges.ids)]
     ends = np.cumsum(edges.counts)
     flat = pa.StructArray.from_arrays(arrays, fields=list(_ROOT))
     return pa.ListArray.from_arrays(pa.array(np.append(0, ends).astype(np.int32)), flat)
@@ -153,72 +106,94 @@ def _encoded(batches: Sequence[pa.RecordBatch]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(batches), [None, offsets, content.getvalue()])
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivedTuples:
-    """Tuples that have come from other tasks: the roots of each with the ids of its edges, the numbers of their
-    streams, and their columns."""
+# ---- in the task of the step ----------------------------------------------------------------------------------------
 
-    roots: pa.ListArray
-    streams: Int64s
-    batch: pa.RecordBatch
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Tuples that have come from other tasks. The roots of their edges are numbers of `origins`: topic-partitions,
+    offsets and attempts."""
+
+    content: Tuples
+    origins: tuple[Int64s, Int64s, Int64s]
 
     @classmethod
-    def of_row(cls, payload: bytes, stream: int) -> "ArrivedTuples":
-        """Returns the tuples of one row."""
+    def of_row(cls, payload: pa.Buffer, stream: int) -> "Arrived":
+        """Returns the tuples of one row, as columns."""
         with pa.ipc.open_stream(payload) as reader:
             batch = reader.read_next_batch()
+        flat, counts = batch.column(0).flatten(), pc.list_value_length(batch.column(0)).to_numpy().astype(np.int64)
+        tps, offsets, attempts = (flat.field(name).to_numpy().astype(np.int64) for name in ("tp", "offset", "attempt"))
+        edges = Edges(flat.field("edge").to_numpy(), np.arange(len(tps)), counts)
         columns = pa.RecordBatch.from_arrays(batch.columns[1:], names=batch.schema.names[1:])
-        return cls(batch.column(0), np.full(batch.num_rows, stream), columns)
+        return cls(Tuples(np.full(batch.num_rows, stream), edges, columns), (tps, offsets, attempts))
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Arrived]", content: Content) -> "Arrived":
+        """Returns the tuples of all parts, given their content as one."""
+        firsts = np.cumsum([0, *(len(part.origins[0]) for part in parts[:-1])])
+        edges = Edges.joined([
+            Edges(part.content.edges.ids, part.content.edges.roots + first, part.content.edges.counts)
+            for part, first in zip(parts, firsts.tolist(), strict=True)
+        ])  # fmt: skip
+        tps, offsets, attempts = (np.concatenate([part.origins[n] for part in parts]) for n in range(3))
+        streams = np.concatenate([part.content.streams for part in parts])
+        return cls(Tuples(streams, edges, content), (tps, offsets, attempts))
 
     def __len__(self) -> int:
-        return int(self.batch.num_rows)
+        return len(self.content)
 
-    def take(self, rows: Int64s) -> "ArrivedTuples":
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The tuples as columns."""
+        assert not isinstance(self.content.content, Packed)
+        return self.content.content
+
+    def packed(self) -> "Arrived":
+        """Returns the tuples packed, which have come as columns for a record handler."""
+        tuples = self.content
+        return Arrived(Tuples(tuples.streams, tuples.edges, Packed.of_batch(self.batch)), self.origins)
+
+    def take(self, rows: Int64s) -> "Arrived":
         """Returns the tuples with these numbers."""
-        chosen = pa.array(rows)
-        return ArrivedTuples(self.roots.take(chosen), self.streams[rows], self.batch.take(chosen))
+        return Arrived(self.content.take(rows), self.origins)
 
-    def slice(self, start: int, end: int) -> "ArrivedTuples":
+    def slice(self, start: int, end: int) -> "Arrived":
         """Returns the tuples from `start` up to `end`."""
-        count = end - start
-        return ArrivedTuples(self.roots.slice(start, count), self.streams[start:end], self.batch.slice(start, count))
+        return Arrived(self.content.slice(start, end), self.origins)
 
     @property
     def keys(self) -> pa.Array:
-        """The bytes of the keys, which are equal for equal keys."""
+        """The bytes of the keys, which are equal for equal keys. Only for columns."""
         return bytes_of_keys(self.batch.column(0))
 
-    def by_key(self) -> "ArrivedTuples":
-        """Returns the tuples in the order of key and origin; within a key, those of no record come first."""
-        counts = pc.list_value_length(self.roots).to_numpy()
-        first = (np.cumsum(counts) - counts)[counts > 0]
-        flat = self.roots.flatten()
-        columns = {"key": self.keys}
-        for name, otherwise in (("tp", UNTRACKED), ("offset", 0), ("attempt", 0), ("edge", 0)):
-            of_rows = np.full(len(counts), otherwise, np.int64)
-            of_rows[counts > 0] = flat.field(name).to_numpy().astype(np.int64, casting="unsafe")[first]
+    def by_key(self, keys: pa.Array) -> Int64s:
+        """Returns the numbers of the tuples in the order of their `keys` and origins; within a key, those of no record
+        come first."""
+        edges = self.content.edges
+        has_root = edges.counts > 0
+        first = (np.cumsum(edges.counts) - edges.counts)[has_root]
+        of_edges = [*(column[edges.roots] for column in self.origins), edges.ids.view(np.int64)]
+        columns = {"key": keys}
+        for name, values, otherwise in zip(("tp", "offset", "attempt", "edge"), of_edges, (-1, 0, 0, 0), strict=True):
+            of_rows = np.full(len(edges), otherwise, np.int64)
+            of_rows[has_root] = values[first]
             columns[name] = pa.array(of_rows)
         order = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns])
-        return self.take(order.to_numpy().astype(np.int64))
+        return order.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
 
-    def tuples(self, edges: EdgeColumns) -> TupleColumns:
-        """Returns the tuples with the numbers of their edges, which are added to `edges`."""
-        flat, counts = self.roots.flatten(), pc.list_value_length(self.roots).to_numpy().astype(np.int64)
-        tps, offsets, attempts, ids = (flat.field(name).to_numpy() for name in ("tp", "offset", "attempt", "edge"))
-        numbers = edges.add_given(tps.astype(np.int64), offsets, attempts.astype(np.int64), ids.view(np.int64))
-        return TupleColumns(self.streams, EdgesOfRows(numbers, counts), self.batch)
-
-
-def _joined(parts: Sequence[ArrivedTuples], batch: pa.RecordBatch) -> ArrivedTuples:
-    """Returns the tuples of all parts, given their columns as one batch."""
-    roots, streams = pa.concat_arrays([part.roots for part in parts]), np.concatenate([part.streams for part in parts])
-    return ArrivedTuples(roots, streams, batch)
+    def tuples(self, roots: Roots) -> Tuples:
+        """Returns the tuples with their edges, whose roots are added to those of the batch."""
+        edges = self.content.edges
+        tps, offsets, attempts = (column[edges.roots] for column in self.origins)
+        numbered = Edges(edges.ids, roots.add(tps, offsets, attempts), edges.counts)
+        return Tuples(self.content.streams, numbered, self.content.content)
 
 
 class Unfit(NamedTuple):
     """The tuples of one key of a join whose columns do not fit into one batch."""
 
-    parts: Sequence[ArrivedTuples]
+    parts: Sequence[Arrived]
 
 
 FIRST_TUPLES = 500
@@ -226,21 +201,22 @@ FIRST_TUPLES = 500
 
 
 class Arrivals:
-    """Collects the tuples that come to the task of an Arrow step, until they make a call."""
+    """Collects the tuples that come to the task of a step, until they make a call of an Arrow handler, or calls of a
+    record handler."""
 
-    def __init__(self, join: bool) -> None:
-        self._join = join
+    def __init__(self, step: Step, batches: bool) -> None:
+        self._join, self._batches = step.join, batches
         self._bucket: bytes | None = None
-        self._parts: list[ArrivedTuples] = []
+        self._parts: list[Arrived] = []
         self._rows = self._size = 0
         self._most = FIRST_TUPLES
 
     def adapt(self, tuples: int, fill: float) -> None:
         """Sets how many tuples the next call gets, given that this many `tuples` filled a batch to `fill` (1 is
         full)."""
-        self._most = next_portion(tuples, fill, self._most, MAX_ROWS)
+        self._most = next_portion(tuples, fill, self._most, MAX_CALL)
 
-    def add(self, rows: pa.RecordBatch) -> Iterator[ArrivedTuples | Unfit]:
+    def add(self, rows: pa.RecordBatch) -> Iterator[Arrived | Unfit]:
         """Adds rows. Yields what makes a call: for a join with all tuples of a key, in the order of their origins."""
         columns = [rows.column(name) for name in ("key", "stream", "payload")]
         for number in range(rows.num_rows):
@@ -248,29 +224,49 @@ class Arrivals:
             if self._join and bucket.as_py() != self._bucket:
                 yield from self.take()
                 self._bucket = bucket.as_py()
-            self._parts.append(ArrivedTuples.of_row(payload.as_buffer(), stream.as_py()))
+            self._parts.append(Arrived.of_row(payload.as_buffer(), stream.as_py()))
             self._rows += len(self._parts[-1])
             self._size += len(payload.as_buffer())
-            if not self._join and (self._rows >= self._most or self._size >= MAX_BYTES):
+            if not self._join and (not self._batches or self._rows >= self._most or self._size >= MAX_BYTES):
                 yield from self.take()
 
-    def take(self) -> Iterator[ArrivedTuples | Unfit]:
+    def take(self) -> Iterator[Arrived | Unfit]:
         """Yields the tuples that are left, as they make calls, and forgets them."""
         parts, self._parts, self._rows, self._size = self._parts, [], 0, 0
         if not parts:
             return
-        if not self._join:
+        if not self._batches:
+            yield from self._packed([part.packed() for part in parts])
+        elif self._join:
+            yield from self._joined(parts)
+        else:
             for numbers, batch in joined([part.batch for part in parts]):
-                tuples, begin = _joined([parts[number] for number in numbers], batch), 0
-                while begin < len(tuples):
-                    yield tuples.slice(begin, end := min(len(tuples), begin + self._most))
+                arrived, begin = Arrived.joined([parts[number] for number in numbers], batch), 0
+                while begin < len(arrived):
+                    yield arrived.slice(begin, end := min(len(arrived), begin + self._most))
                     begin = end
+
+    def _packed(self, parts: Sequence[Arrived]) -> Iterator[Arrived]:
+        """Yields tuples for a record handler. Those of a join are lists, because the tuples of a bucket may have more
+        than Arrow holds in one batch."""
+        if not self._join:
+            yield from parts
             return
+        contents = [part.content.content for part in parts]
+        keys, payloads = (
+            list(chain.from_iterable(getattr(content, name) for content in contents)) for name in ("keys", "payloads")
+        )
+        whole = Arrived.joined(parts, Packed(keys, payloads))
+        numbers: dict[bytes, int] = {}
+        of_keys = [numbers.setdefault(packed_key_bytes(key), len(numbers)) for key in keys]
+        yield whole.take(whole.by_key(pa.array(of_keys, pa.int64())))
+
+    def _joined(self, parts: Sequence[Arrived]) -> Iterator[Arrived | Unfit]:
         whole = joined_batches([part.batch for part in parts])
         if whole is None:
             yield from _key_by_key(parts)
             return
-        of_bucket = _joined(parts, whole).by_key()
+        of_bucket = _sorted(Arrived.joined(parts, whole))
         starts = np.flatnonzero(starts_of(of_bucket.keys))
         begin = 0
         for start in [*starts[1:].tolist(), len(of_bucket)]:
@@ -279,9 +275,13 @@ class Arrivals:
                 begin = start
 
 
-def _key_by_key(parts: Sequence[ArrivedTuples]) -> Iterator[ArrivedTuples | Unfit]:
+def _sorted(arrived: Arrived) -> Arrived:
+    return arrived.take(arrived.by_key(arrived.keys))
+
+
+def _key_by_key(parts: Sequence[Arrived]) -> Iterator[Arrived | Unfit]:
     """Yields the tuples of one key after the other: keys whose columns do not fit together are calls of their own."""
-    by_key: dict[bytes, list[ArrivedTuples]] = {}
+    by_key: dict[bytes, list[Arrived]] = {}
     for part in parts:
         rows: dict[bytes, list[int]] = {}
         for row, key in enumerate(part.keys.to_pylist()):
@@ -291,7 +291,12 @@ def _key_by_key(parts: Sequence[ArrivedTuples]) -> Iterator[ArrivedTuples | Unfi
     for _, of_key in sorted(by_key.items()):
         # A column of nulls alone may have its type from tuples of other keys, which must not part tuples of this key.
         batch = joined_batches([without_types_of_nulls(part.batch) for part in of_key])
-        yield Unfit(of_key) if batch is None else _joined(of_key, batch).by_key()
+        yield Unfit(of_key) if batch is None else _sorted(Arrived.joined(of_key, batch))
+
+
+def packed_key_bytes(key: str | bytes | None) -> bytes:
+    """Returns what `key_bytes` makes of the key of a packed tuple, given it packed."""
+    return key if type(key) is bytes else key_bytes(key)
 
 
 def starts_of(keys: pa.Array) -> Bools:
@@ -300,3 +305,14 @@ def starts_of(keys: pa.Array) -> Bools:
     if len(keys) > 1:
         starts[1:] = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)).to_numpy(zero_copy_only=False)
     return starts
+
+
+MAX_CALL = 10_000
+"""Tuples of one call of an Arrow handler, at most."""
+
+
+def next_portion(handled: int, fill: float, before: int, most: int) -> int:
+    """Returns how many records or tuples the next call gets: as many as fill a batch, if they emit what the last ones
+    did. The last call got `handled`, which filled a batch to `fill` (1 is full), and could have got `before`. The
+    number is at most `most`, and at most twice `before`: a few that emit little do not make the next call large."""
+    return max(1, min(int(handled / max(fill, 1e-9)), 2 * before, most))

@@ -1,24 +1,33 @@
-"""Packs the key and value of a tuple as bytes, as they travel between two Spark tasks.
+"""Packs the key and value of a tuple, as they wait for a step or an output, and as they travel between two Spark tasks.
 
-The bytes of two keys are equal if the keys are, and only then: by them Spark brings the tuples of a key together. A
-value is what JSON holds, bytes, datetime and Decimal, at any depth.
+A value is packed when it is yielded, because its handler may change it afterwards. A value is what JSON holds, bytes,
+datetime and Decimal, at any depth. The bytes of two keys are equal if the keys are, and only then: by them the tuples
+of a key come together.
 """
 
 import pickle
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import lru_cache
 from types import NoneType
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from msgspec.msgpack import Decoder, Encoder
+
 from ackline.worker.outcomes import InvalidOutcome
+
+Key = str | bytes | None
+"""The key of a packed tuple: a text or None as it is. Bytes are those of `key_bytes`, and mean that the payload is a
+pickle of key and value."""
+Payload = str | bytes
+"""The value of a packed tuple: a text as it is, a MessagePack of a scalar or of a mapping of texts to scalars, or a
+pickle."""
 
 _SCALARS = frozenset({str, bytes, int, float, bool, NoneType})
 _NAMES = frozenset({str})
-_TEXT = ord("s")
-"""The first byte of a payload that is a text, and of the bytes of a key that is a text. A pickle begins with another
-byte."""
+_encode, _decode = Encoder().encode, Decoder().decode
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ZONES = frozenset({NoneType, timezone, ZoneInfo})
 _OPCODES_TO_CHECK = (
@@ -29,38 +38,45 @@ names other types by STACK_GLOBAL or EXT. A search for these bytes takes a tenth
 numbers may contain them too; then `_check` decides."""
 
 
-def pack(key: Any, value: Any) -> tuple[bytes, bytes]:
-    """Returns the bytes of a key, as `key_bytes` does, and a payload. `unpack` returns key and value from both. Raises
-    InvalidOutcome if key or value hold something else than what JSON holds, bytes, datetime and Decimal."""
-    if type(value) is str and (key is None or type(key) is str):  # usual, and several times as fast as a pickle
-        try:
-            return (b"n" if key is None else b"s" + key.encode()), b"s" + value.encode()
-        except UnicodeEncodeError:  # half of a surrogate pair
-            return key_bytes(key), b"s" + value.encode("utf-8", "surrogatepass")
+def pack(key: Any, value: Any) -> tuple[Key, Payload]:
+    """Returns a packed key and value. `unpack` returns both as they were. Raises InvalidOutcome if they hold something
+    else than what JSON holds, bytes, datetime and Decimal."""
+    if key is None or type(key) is str:
+        kind = type(value)
+        if kind is str:
+            return key, value
+        if kind in _SCALARS or (
+            kind is dict and _SCALARS.issuperset(map(type, value.values())) and _NAMES.issuperset(map(type, value))
+        ):
+            try:
+                return key, _encode(value)
+            except (OverflowError, UnicodeEncodeError):  # more than 64 bits, half of a surrogate pair
+                pass
+    return pickled(key, value)
+
+
+def pickled(key: Any, value: Any) -> tuple[bytes, bytes]:
+    """Returns a packed key and value as `pack` does for those that are no texts and no flat values."""
     payload = _pickled((key, value), _is_flat(key) and _is_flat(value))
     return key_bytes(key), payload
 
 
-def unpack(key: bytes, payload: bytes) -> tuple[Any, Any]:
+def pack_row(key: Any, value: Any) -> tuple[Key, Payload]:
+    """Returns a packed key and value, as `pack` does, for outputs alone: they do not compare keys, so each value that a
+    tuple may hold is a key."""
+    if key is None or type(key) is str:
+        return pack(key, value)
+    return b"", _pickled((key, value), _is_flat(key) and _is_flat(value))
+
+
+def unpack(key: Key, payload: Payload) -> tuple[Any, Any]:
     """Returns key and value as `pack` was given them. Only for bytes of the same job: unpickling may run any code."""
-    if payload[0] != _TEXT:
-        content: tuple[Any, Any] = pickle.loads(payload)
+    if type(payload) is str:
+        return key, payload
+    if type(key) is bytes:
+        content: tuple[Any, Any] = pickle.loads(payload)  # type: ignore[arg-type]
         return content
-    try:
-        return (key[1:].decode() if key[0] == _TEXT else None), payload[1:].decode()
-    except UnicodeDecodeError:
-        of_key = key[1:].decode("utf-8", "surrogatepass") if key[0] == _TEXT else None
-        return of_key, payload[1:].decode("utf-8", "surrogatepass")
-
-
-def copied(value: Any) -> tuple[Any, int]:
-    """Returns a copy of a value, which no later change of the original changes, and about how many bytes it has. Raises
-    InvalidOutcome for what `pack` does not take."""
-    if type(value) is dict and _is_flat(value):
-        sizes = [len(field) for field in value.values() if type(field) is str or type(field) is bytes]
-        return dict(value), 50 * len(value) + sum(sizes)
-    payload = _pickled(value, _is_flat(value))
-    return pickle.loads(payload), len(payload)
+    return key, _decode(payload)  # type: ignore[arg-type]
 
 
 def _is_flat(value: Any) -> bool:
@@ -126,8 +142,10 @@ def key_bytes(key: Any) -> bytes:
         return b"b" + bytes(key)
     if key is None:
         return b"n"
-    if kind in (int, bool, float, Decimal):
-        return _number_bytes(Decimal(key))
+    if kind is Decimal:
+        return _number_bytes(key)
+    if kind in (int, bool, float):
+        return _bytes_of_number(key)
     if kind is datetime:
         if key.tzinfo is None:
             return f"D{key.isoformat()}".encode()
@@ -139,6 +157,12 @@ def key_bytes(key: Any) -> bytes:
             raise InvalidOutcome("a key holds a mapping with a name that is not text")
         return b"m" + b"".join(_counted(key_bytes(name)) + _counted(key_bytes(key[name])) for name in sorted(key))
     raise InvalidOutcome(f"a key is {kind.__name__}; write what JSON holds, bytes, datetime or Decimal")
+
+
+@lru_cache(4096)
+def _bytes_of_number(number: float) -> bytes:
+    """Returns the bytes of a number. Equal numbers have the same bytes, so it does not matter which one comes first."""
+    return _number_bytes(Decimal(number))
 
 
 def _number_bytes(number: Decimal) -> bytes:

@@ -4,32 +4,30 @@
 others. `handle_step` calls the handler of a step on the tuples that are addressed to it, and passes all other rows on.
 """
 
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from itertools import groupby, islice
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.handler import SOURCE, Handler, InFlight, Origin, Record, StepCounts, Tier, tier_of
+from ackline.handler import SOURCE, Handler, InFlight, Record, StepCounts, Tier, tier_of
 from ackline.ledger.offsets import Bools
 from ackline.pipeline.topology import SOURCE_STEP, Step, Topology
-from ackline.trees.answers import Input, input_of
-from ackline.trees.arrow_calls import ArrowTreeCalls
+from ackline.trees.arrow_calls import Seeds
 from ackline.trees.batch import Ended, Outbox
-from ackline.trees.calls import Seeds, TreeCalls, next_portion, rarer_collection
+from ackline.trees.calls import TreeCalls, rarer_collection
 from ackline.trees.events import Events, outcome_of_root, stories_of_acked
-from ackline.trees.isolated import CALLS_A_REQUEST, IsolatedTreeCalls, tree_calls
+from ackline.trees.isolated import IsolatedTreeCalls, tree_calls
 from ackline.trees.output_rows import OutputRows
-from ackline.trees.parcels import Arrivals, ArrivedTuples, Unfit
-from ackline.trees.rows import UNTRACKED, EdgeNumbers, Edges, seed_of
+from ackline.trees.parcels import Arrivals, Arrived, Unfit, next_portion
+from ackline.trees.rows import seed_of
+from ackline.trees.tuples import MAX_ROWS
 from ackline.worker.isolation.handler_process import IsolatedHandler
 from ackline.worker.outcomes import Outcomes, RowOutcome, outcome_clock
-from ackline.worker.progress import TaskProgress, note_calls
+from ackline.worker.progress import TaskProgress
 from ackline.worker.records import Int64s, Records
 from ackline.worker.run import TaskRun, check_start, ignore_ctrl_c, naming_host, part_of_task
 from ackline.worker.settings import TaskSettings, manifest
@@ -37,9 +35,9 @@ from ackline.worker.streams import CallHandler, load_call
 
 _FIRST_PORTION = 20
 """Records of the first portion that an isolated handler or an Arrow handler gets."""
-_MAX_PORTION, _MAX_BATCH = 500, 10_000
-"""Records of a batch of calls, at most: for a record handler, and for an Arrow handler. A batch for a record handler
-ends earlier, with the record whose call fills it."""
+_MAX_PORTION, _MAX_ISOLATED, _MAX_BATCH = 2_000, 500, 10_000
+"""Records of a batch of calls, at most: for a record handler, for one that is isolated, and for an Arrow handler. A
+batch for a record handler ends earlier, with the record whose call fills it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ class SourceRun(TaskRun):
 
     def __init__(self, settings: TaskSettings, source: str = "fresh") -> None:
         self._portion, self._handled = _MAX_PORTION, 0
-        self._most = _MAX_BATCH if settings.tier is Tier.ARROW else _MAX_PORTION
+        self._most = _MAX_BATCH if settings.tier is Tier.ARROW else _MAX_ISOLATED
         self._takes_batches = False
         super().__init__(settings, source)
         assert settings.replay.topology is not None
@@ -141,8 +139,10 @@ class SourceRun(TaskRun):
                 isolated = IsolatedTreeCalls(self._settings, self._clock, self._outputs, SOURCE_STEP)
                 self._trees: TreeCalls = isolated
                 return IsolatedHandler(settings, self._settings.tier, self._clock, isolated.process)
-            call = load_call(settings, self._settings.tier, wrap=self._delivering, is_full=lambda: self._trees.full)
-            self._trees = tree_calls(self._settings, self._clock, self._outputs, SOURCE_STEP, self._takes_batches)
+            call = load_call(
+                settings, self._settings.tier, wrap=self._delivering, is_full=lambda: self._trees.advance()
+            )
+            self._trees = tree_calls(self._settings, self._clock, self._outputs, SOURCE_STEP)
             if self._takes_batches:
                 self._portion = _FIRST_PORTION
             return call
@@ -155,8 +155,7 @@ class SourceRun(TaskRun):
             return self._trees.call_source(handler, record, seeds)
 
         def call_batch(batch: pa.RecordBatch) -> pa.Table:
-            assert isinstance(self._trees, ArrowTreeCalls)
-            return self._trees.call_source_batch(handler, batch, seeds)
+            return self._trees.arrow.call_source(handler, batch, seeds)
 
         if tier_of(handler) is not Tier.ARROW:
             return call
@@ -221,15 +220,7 @@ class SourceRun(TaskRun):
         yield self._outbox.manifest(self._manifest())
 
 
-_MOST_AHEAD, _MOST_BYTES_AHEAD = 64, 256 << 10
-"""Tuples, and bytes of their payloads, that are unpacked before the handler is called for the first of them. To unpack
-each one right before its call takes 8 % more time for the call, as measured; an unpacked value may take twenty times
-its bytes of memory."""
-_COLUMNS = ("tp", "offset", "attempt", "edge", "edges", "stream", "key", "payload")
-
 Batches = Iterator[pa.RecordBatch]
-
-_new = tuple.__new__
 
 
 def handle_step(settings: TaskSettings, step: Step) -> Callable[[Batches], Batches]:
@@ -253,12 +244,9 @@ class StepRun:
     """One Spark task of one step: calls its handler on tuples."""
 
     def __init__(self, settings: TaskSettings, step: Step) -> None:
-        topology = settings.replay.topology
-        assert topology is not None
         settings.replay.enter()
         self._settings = settings
         self._step = step
-        self._streams = topology.streams
         with naming_host():
             tps, targets = settings.topic_partitions, settings.replay.outputs
             self._outputs = None if targets is None else OutputRows(targets, tps)
@@ -266,10 +254,10 @@ class StepRun:
             self._trees = tree_calls(settings, clock, self._outputs, step.number)
         self._outbox = Outbox()
         self._progress = TaskProgress(settings.progress, step.number, str(part_of_task()))
-        self._rest: list[pa.RecordBatch] = []
-        """The tuples of the last key, of which a join may get more."""
-        takes_batches = isinstance(self._trees, ArrowTreeCalls) and self._trees.takes_batches(step)
-        self._arrivals = Arrivals(step.join) if takes_batches else None
+        self._batches = self._trees.takes_batches(step)
+        self._arrivals = Arrivals(step, self._batches)
+        self._called = 0
+        """The tuples that the handler got since the last batch has ended."""
 
     def __enter__(self) -> Self:
         """Checks before the first tuple that this task may start: under `at_most_once` no other has begun its part."""
@@ -294,160 +282,35 @@ class StepRun:
             self._outputs.discard()
 
     def handle(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Calls the handler on tuples of the step. A join waits for the rest of the last key. Yields rows for other
-        tasks as soon as they are many: a handler may emit any number."""
-        if self._arrivals is not None:
-            yield from self._call_batches(self._arrivals.add(batch))
-            return
-        if not self._step.join:
-            yield from self._handle_whole(batch)
-            return
-        if self._rest:
-            of_key = _count(batch, self._rest[0].column("key")[0])
-            self._rest.append(batch.slice(0, of_key))
-            batch = batch.slice(of_key)
-        if batch.num_rows:
-            yield from self._handle_rest()
-            start = batch.num_rows - _count(batch, batch.column("key")[-1])
-            yield from self._handle_whole(batch.slice(0, start))
-            self._rest = [batch.slice(start)]
-
-    def _handle_whole(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Calls the handler on tuples of the step; no further batch has tuples of their keys."""
-        while batch.num_rows:
-            done = self._call(batch)
-            self._progress.add(done)
-            batch = batch.slice(done)
-            yield from self._end()
-
-    def _end(self) -> Iterator[pa.RecordBatch]:
-        """Ends a batch of calls. Yields the rows that fill an Arrow batch."""
-        self._outbox.add(self._trees.end())
-        yield from self._outbox.take()
+        """Calls the handler on the tuples of parcels. A join waits for the rest of the last bucket. Yields rows for
+        other tasks as soon as they are many: a handler may emit any number."""
+        yield from self._call(self._arrivals.add(batch))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Calls a join for the last key. Yields the rows that are left, the last of which holds the task's manifest."""
-        if self._arrivals is not None:
-            yield from self._call_batches(self._arrivals.take())
-        yield from self._handle_rest()
+        """Calls a join for the last bucket. Yields the rows that are left, the last of which holds the task's
+        manifest."""
+        yield from self._call(self._arrivals.take())
+        self._outbox.add(self._trees.end())
         yield from self._outbox.take(last=True)
         self._trees.log_dropped()
         staged = () if self._outputs is None else self._outputs.close()
         yield self._outbox.manifest(manifest((), {}, {}, 0, 0, 0, steps=self._trees.figures.counts, staged=staged))
 
-    def _call_batches(self, calls: Iterator[ArrivedTuples | Unfit]) -> Iterator[pa.RecordBatch]:
-        assert isinstance(self._trees, ArrowTreeCalls)
-        assert self._arrivals is not None
+    def _call(self, calls: Iterator[Arrived | Unfit]) -> Iterator[pa.RecordBatch]:
         for arrived in calls:
-            self._trees.call_batch(self._step, arrived)
-            if isinstance(arrived, ArrivedTuples):
-                self._progress.add(len(arrived))
-                self._arrivals.adapt(len(arrived), self._trees.fill)
-            yield from self._end()
+            rest: Arrived | Unfit | None = arrived
+            while rest is not None:
+                done = self._trees.call_arrived(self._step, rest)
+                self._called += done
+                self._progress.add(done)
+                if self._batches:
+                    self._arrivals.adapt(done, self._trees.fill)
+                if self._batches or self._trees.full or self._called >= MAX_ROWS:
+                    yield from self._end()
+                rest = rest.slice(done, len(rest)) if isinstance(rest, Arrived) and done < len(rest) else None
 
-    def _handle_rest(self) -> Iterator[pa.RecordBatch]:
-        """Calls a join on the tuples of the last key. They may be more than Arrow holds in one batch."""
-        rest, self._rest = self._rest, []
-        if rest:
-            self._trees.call_join(self._step, [given for batch in rest for given in self._inputs(batch)])
-            self._progress.add(sum(batch.num_rows for batch in rest))
-            yield from self._end()
-
-    def _call(self, batch: pa.RecordBatch) -> int:
-        """Calls the handler on the first tuples of a batch, until what it has emitted fills a batch. Returns how many
-        tuples these were."""
-        inputs = self._inputs(batch)
-        if self._step.join:
-            return self._call_joins(batch.column("key"), inputs)
-        if isinstance(self._trees, IsolatedTreeCalls):
-            return self._call_ahead(self._trees, inputs)
-        done = 0
-        for unpacked in _ahead(inputs):
-            for given in unpacked:
-                self._trees.call_step(self._step, given)
-                done += 1
-                if self._trees.full:
-                    return done
-            note_calls(len(unpacked))
-        return int(batch.num_rows)
-
-    def _call_joins(self, keys: pa.Array, inputs: Iterator[Input]) -> int:
-        done = 0
-        for _, of_key in groupby(keys.to_numpy(zero_copy_only=False).tolist()):
-            group = list(islice(inputs, len(list(of_key))))
-            self._trees.call_join(self._step, group)
-            done += len(group)
-            if self._trees.full:
-                break
-        return done
-
-    def _call_ahead(self, trees: IsolatedTreeCalls, inputs: Iterator[Input]) -> int:
-        done = 0
-        while not trees.full and (chunk := list(islice(inputs, CALLS_A_REQUEST))):
-            trees.call_ahead(self._step, chunk)
-            for given in chunk:
-                trees.call_step(self._step, given)
-            done += len(chunk)
-            note_calls(len(chunk))
-        return done
-
-    def _inputs(self, batch: pa.RecordBatch) -> Iterator[Input]:
-        """Yields the tuples of a batch as inputs of calls, and adds their edges."""
-        edges, tps, streams = self._trees.batch.edges, self._settings.topic_partitions, self._streams
-        columns = _values(batch)
-        of_tps, offsets, attempts, ids, *_ = columns
-        if batch.column("edges").null_count == len(batch) and UNTRACKED not in of_tps:  # usual
-            first = edges.add_input_edges(of_tps, offsets, attempts, ids)
-            given = zip(of_tps, offsets, *columns[-3:], strict=True)
-            for number, (tp, offset, stream, key, payload) in enumerate(given, first):
-                yield input_of(key, payload, streams[stream], (_new(Origin, (*tps[tp], offset)),), (number,))
-            return
-        yield from self._inputs_of_several(columns)
-
-    def _inputs_of_several(self, columns: Sequence[list[Any]]) -> Iterator[Input]:
-        """Yields tuples of which some are anchored to several records, or to none."""
-        edges, topic_partitions = self._trees.batch.edges, self._settings.topic_partitions
-        for tp, offset, attempt, edge, several, stream, key, payload in zip(*columns, strict=True):
-            origins: tuple[Origin, ...] = ()
-            numbers: EdgeNumbers = ()
-            if several is not None:
-                of_tuple: Edges = pickle.loads(several)
-                numbers = tuple([edges.add_input_edge(*root, id_) for root, id_ in of_tuple])
-                roots = sorted(root for root, _ in of_tuple)
-                origins = tuple([Origin(*topic_partitions[root.tp], root.offset) for root in roots])
-            elif tp != UNTRACKED:
-                numbers = (edges.add_input_edge(tp, offset, attempt, edge),)
-                topic, partition = topic_partitions[tp]
-                origins = (Origin(topic, partition, offset),)
-            yield input_of(key, payload, self._streams[stream], origins, numbers)
-
-
-def _ahead(inputs: Iterator[Input]) -> Iterator[list[Input]]:
-    """Yields lists of tuples: each list is unpacked before a call gets its first tuple."""
-    unpacked, size = list[Input](), 0
-    for given in inputs:
-        unpacked.append(given)
-        size += len(given.payload)
-        if len(unpacked) == _MOST_AHEAD or size >= _MOST_BYTES_AHEAD:
-            yield unpacked
-            unpacked, size = [], 0
-    yield unpacked
-
-
-def _count(batch: pa.RecordBatch, key: pa.Scalar) -> int:
-    return int(pc.sum(pc.equal(batch.column("key"), key)).as_py() or 0)
-
-
-def _values(batch: pa.RecordBatch) -> list[list[Any]]:
-    """Returns the columns of tuples as lists, with the ids of edges as unsigned numbers."""
-    values = []
-    for name in _COLUMNS:
-        column = batch.column(name)
-        if name == "edge":
-            values.append(column.to_numpy().view(np.uint64).tolist())
-        elif column.null_count == len(column):
-            values.append([None] * len(column))
-        else:
-            # Several times faster than `to_pylist`.
-            values.append(column.to_numpy(zero_copy_only=False).tolist())
-    return values
+    def _end(self) -> Iterator[pa.RecordBatch]:
+        """Ends a batch of calls. Yields the rows that fill an Arrow batch."""
+        self._called = 0
+        self._outbox.add(self._trees.end())
+        yield from self._outbox.take()
