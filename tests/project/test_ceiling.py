@@ -20,7 +20,7 @@ CEILINGS = {
     "tables": 2_495,
     "audit": 1_188,
     "worker": 3_270,
-    "trees": 4_479,
+    "trees": 4_427,
     "spark": 3_043,
     "lane": 3_044,
     "outputs": 2_070,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 56_515
-TESTS_CEILING = 69_560
+PACKAGE_CEILING = 56_463
+TESTS_CEILING = 69_572
 
 
 def lines(files: "list[Path]") -> int:

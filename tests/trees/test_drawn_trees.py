@@ -32,6 +32,6 @@ def test_s60_drawn_trees_leave_what_they_left_before(tasks: TaskLab, tmp_path: P
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("first", range(60, len(DIGESTS), 180))
+@pytest.mark.parametrize("first", range(60, len(DIGESTS), 120))
 def test_s60_each_drawn_tree_leaves_what_it_left_before(tasks: TaskLab, tmp_path: Path, first: int) -> None:
-    assert changed(range(first, min(first + 180, len(DIGESTS))), tasks, tmp_path) == []
+    assert changed(range(first, first + 120), tasks, tmp_path) == []

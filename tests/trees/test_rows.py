@@ -15,11 +15,22 @@ from ackline.pipeline.topology import Step
 from ackline.trees.events import BLOCK, NO_TIMESTAMP, NOT_BEGUN, Block, EventFormat, Events, PackedEvents
 from ackline.trees.parcels import Arrived, parcel_rows
 from ackline.trees.payload import pack
-from ackline.trees.rows import MASK, Edges, Lists, Root, Roots, merged, mix
+from ackline.trees.rows import Edges, Lists, Root, Roots, merged
 from ackline.trees.tuples import MAX_BYTES, Packed, Tuples
 
 STEPS = 2
+MASK = (1 << 64) - 1
 STRIDE = 0xD1342543DE82EF95
+
+
+def mix(number: int) -> int:
+    """SplitMix64's finalizer, with Python's numbers."""
+    number = (number + 0x9E3779B97F4A7C15) & MASK
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & MASK
+    return number ^ (number >> 31)
+
+
 FORMAT = EventFormat(STEPS)
 U64 = st.integers(0, (1 << 64) - 1)
 

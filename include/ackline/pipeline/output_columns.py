@@ -179,9 +179,9 @@ def _listed(unknown: Sequence[str], columns: Sequence[str], number: int) -> str:
 
 def _fit(values: list[Any], name: str, kind: str, problems: dict[int, str]) -> pa.Array:
     taken, arrow, convert = _TAKEN[kind.partition("(")[0]], arrow_type(kind), _converter(kind)
-    if set(map(type, values)) - taken - {type(None)} == set():
-        try:
-            return pa.array(values if convert is None else list(map(convert, values)), arrow)
+    if (kinds := set(map(type, values)) - {type(None)}) <= taken:
+        try:  # Arrow itself refuses half of a surrogate pair
+            return pa.array(values if convert is None or kinds <= {str} else list(map(convert, values)), arrow)
         except (pa.ArrowException, ValueError, OverflowError, TypeError, RecursionError):
             pass  # one of them does not fit: find out which
     fitting = []

@@ -50,7 +50,6 @@ class Taken(NamedTuple):
     outputs: tuple[Output, ...]
 
 
-_NOTHING: tuple[Key, Payload] = (None, "")
 UNKNOWN = -1
 """The number of a stream that no step and no output takes."""
 
@@ -250,24 +249,20 @@ class _Unusual:
 
     def add(self, emit: Emit, emitted: Emissions) -> int:
         """Adds a tuple. Returns about how many bytes it has."""
-        number, anchors, stream, key, value = len(emitted), None, emit.stream, emit.key, emit.value
+        number, stream, key, value = len(emitted), emit.stream, emit.key, emit.value
         if emit.anchors is not None:
-            anchors = self._of_anchors(emit.anchors)
+            emitted.anchors[number] = self._of_anchors(emit.anchors)
         taken = self._readers.takers[self._step].get(stream) if type(stream) is str else None
+        packed_key: Key = None
+        payload: Payload = ""
         if taken is None:
-            problem = self._readers.unknown_stream(self._step, stream, self._texts, self._handler)
-            pack(key, value)
-            emitted.problems[number] = problem
-            packed_key, payload = _NOTHING
-        elif taken.steps:
-            packed_key, payload = pack(key, value)
+            emitted.problems[number] = self._readers.unknown_stream(self._step, stream, self._texts, self._handler)
+            pack(key, value)  # raises for what no tuple may hold
         else:
-            packed_key, payload = pack_row(key, value)
-        is_mapping = taken is not None and bool(taken.outputs) and type(value) is dict
-        if is_mapping and (hidden := self._readers.hidden_fields(value, self._handler)):
-            emitted.hidden[number] = hidden
-        if anchors is not None:
-            emitted.anchors[number] = anchors
+            packed_key, payload = (pack if taken.steps else pack_row)(key, value)
+            is_mapping = bool(taken.outputs) and type(value) is dict
+            if is_mapping and (hidden := self._readers.hidden_fields(value, self._handler)):
+                emitted.hidden[number] = hidden
         emitted.streams.append(UNKNOWN if taken is None else taken.number)
         emitted.keys.append(packed_key)
         emitted.payloads.append(payload)

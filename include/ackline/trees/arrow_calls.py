@@ -57,9 +57,14 @@ class ArrowCalls:
         finally:
             figures.spans[SOURCE_STEP].append(perf_counter_ns() - begun)
         verdicts = answer.verdicts
-        with delivering():
+        try:
             edges = self._root_edges(batch, answer.emitted, verdicts.keys(), seeds)
             self._deliver(SOURCE, SOURCE_STEP, handler, answer, edges, verdicts.keys(), np.arange(count + 1))
+        except TaskFailure:
+            raise
+        except BaseException as error:  # not the handler's fault, and no outcome is right: half of it is delivered
+            failure = FatalError(f"what a handler emitted could not be delivered ({type(error).__name__})")
+            raise TaskFailure(failure) from None
         end, roots = perf_counter_ns(), edges.roots
         if len(roots):
             figures.source_calls.append(SourceCalls(roots, np.full(len(roots), begun), np.full(len(roots), end)))
@@ -207,19 +212,6 @@ class ArrowCalls:
                 hidden = self._delivery.readers.hidden_fields(emitted.content.schema.names[1:], handler)
                 emitted = replace(emitted, hidden=dict.fromkeys(range(len(emitted)), hidden) if hidden else {})
             self._delivery.deliver(number, name, emitted, given, bounds)
-
-
-class delivering:  # noqa: N801 - a context, and no generator, which each record would have to make
-    """Ends the task if a delivery raises. The handler of the record is not to blame: what it emitted is half delivered,
-    and no outcome would be right."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not isinstance(error, TaskFailure):
-            failure = FatalError(f"what a handler emitted could not be delivered ({type(error).__name__})")
-            raise TaskFailure(failure) from None
 
 
 _ACKED = Verdict("acked", None, None)

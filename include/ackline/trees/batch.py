@@ -19,17 +19,10 @@ from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import Outcome
 from ackline.pipeline.topology import SOURCE_STEP, Stream
 from ackline.trees.events import NO_TIMESTAMP, NOT_BEGUN, EventFormat, Events, PackedEvents, note_of
-from ackline.trees.rows import FAILED, MANIFEST, MASK, Edges, Int64s, Roots, root_id, rows_of, seed_of
+from ackline.trees.rows import FAILED, MANIFEST, Edges, Int64s, Roots, root_ids, rows_of, seed_of
 from ackline.trees.tuples import MAX_BYTES, MAX_ROWS
 from ackline.worker.outcomes import RowOutcome
 from ackline.worker.settings import TaskSettings
-
-
-class OfStep(NamedTuple):
-    """Edges, and the number of a step."""
-
-    edges: Edges
-    step: int
 
 
 class Verdict(NamedTuple):
@@ -51,10 +44,10 @@ class Batch:
     roots: Roots = field(default_factory=Roots)
     closed: list[Edges] = field(default_factory=list)
     """The edges of tuples that step `step` acked, failed or skipped."""
-    opened: list[OfStep] = field(default_factory=list)
-    """The edges of tuples for other tasks, and the step that gets them."""
-    near: list[OfStep] = field(default_factory=list)
-    """The edges of tuples that a step in the same task acked, and the step."""
+    opened: list[tuple[Edges, int]] = field(default_factory=list)
+    """The edges of tuples for other tasks, and the number of the step that gets them."""
+    near: list[tuple[Edges, int]] = field(default_factory=list)
+    """The edges of tuples that a step in the same task acked, and its number."""
     not_acked: list[Verdict] = field(default_factory=list)
     """Tuples that were not acked, with the step that got them."""
     problems: list[Verdict] = field(default_factory=list)
@@ -78,7 +71,7 @@ class Batch:
         xors = np.zeros(count, np.uint64)
         opened, acked = np.zeros((count, steps), np.int64), np.zeros((count, steps), np.int64)
         closed = Edges.joined(self.closed)
-        for edges in (closed, *(each.edges for each in self.opened)):
+        for edges in (closed, *(edges for edges, _ in self.opened)):
             np.bitwise_xor.at(xors, places[edges.roots], edges.ids)
         for sums, parts in ((opened, self.opened), (acked, self.near)):
             for edges, step in parts:
@@ -188,9 +181,9 @@ class EdgeLog:
     its root, which is the same in each task, decides whether all edges of an attempt are logged or none."""
 
     def __init__(self, sample: float, settings: TaskSettings) -> None:
-        self._limit = sample * (MASK + 1)
+        self._limit = sample * (1 << 64)
         self._tps: Sequence[TopicPartition] = settings.topic_partitions
-        self._seeds = [seed_of(settings.target.turn, tp) for tp in self._tps]
+        self._seeds = np.array([seed_of(settings.target.turn, tp) for tp in self._tps], np.uint64)
         log.setLevel(logging.INFO)
         if not log.hasHandlers():  # in a Python worker of Spark nothing has set up logging
             handler = logging.StreamHandler()
@@ -212,12 +205,13 @@ class EdgeLog:
 
     def _log(self, stream: str, to: str, edges: Edges, roots: Roots, word: str) -> None:
         for number, edge in zip(edges.roots.tolist(), edges.ids.tolist(), strict=True):
-            root = roots.root(number)
-            if root_id(self._seeds[root.tp], root.offset, root.attempt) < self._limit:
-                tp, offset, attempt = self._tps[root.tp], root.offset, root.attempt
+            tp, offset, attempt = roots.root(number)
+            (of_root,) = root_ids(self._seeds[tp : tp + 1], np.array([offset]), np.array([attempt]))
+            if int(of_root) < self._limit:
                 log.info(
-                    "%s offset %d attempt %d: %s -> %s %s, edge %016x", tp, offset, attempt, stream, to, word, edge
-                )
+                    "%s offset %d attempt %d: %s -> %s %s, edge %016x",
+                    self._tps[tp], offset, attempt, stream, to, word, edge,
+                )  # fmt: skip
 
 
 def edge_log_of(settings: TaskSettings) -> EdgeLog | None:

@@ -23,10 +23,10 @@ from ackline.trees.answers import UNKNOWN, CallReader, Emissions, NotAcked, text
 from ackline.trees.arrow_calls import ArrowCalls, Seeds
 from ackline.trees.batch import Ended, SourceCalls
 from ackline.trees.delivery import Delivery
-from ackline.trees.parcels import Arrived, Unfit, next_portion, packed_key_bytes
+from ackline.trees.parcels import Arrived, Unfit, next_portion, numbers_of_keys
 from ackline.trees.payload import unpack
 from ackline.trees.rows import Edges, Int64s, Lists, changes, root_ids
-from ackline.trees.tuples import MAX_BYTES, MAX_ROWS, Content, EmittedRows, Packed, Tuples
+from ackline.trees.tuples import MAX_BYTES, MAX_ROWS, EmittedRows, Packed, Tuples
 from ackline.worker.call import end_forked_copy, forks, in_flight_outcome
 from ackline.worker.outcomes import RowOutcome, TaskFailure, outcome_of_exception
 from ackline.worker.progress import note_calls
@@ -254,7 +254,9 @@ class TreeCalls(Delivery):
     def _call_tuples(self, step: Step, tuples: Tuples) -> int:
         """Calls the record handler of a step with tuples, until what it has emitted is much, and closes the edges that
         led to them. Returns how many tuples these were. A join gets the tuples of a key at once."""
-        bounds = _starts_of_keys(tuples.content) if step.join else np.arange(len(tuples) + 1)
+        bounds = np.arange(len(tuples) + 1)
+        if step.join:  # equal keys are neighbours
+            bounds = np.append(np.flatnonzero(changes(numbers_of_keys(tuples.content.keys))), len(tuples))
         calls = self.loop(step, tuples, bounds)
         count = len(calls.counts)
         bounds, done = bounds[: count + 1], int(bounds[count])
@@ -381,14 +383,6 @@ class TreeCalls(Delivery):
                 self.deliver(
                     number, name, replace(some, stream=self.readers.streams[stream].stream.name), given, bounds
                 )
-
-
-def _starts_of_keys(content: Content) -> Int64s:
-    """Returns the number of the first tuple of each key, and the number of all tuples. Equal keys are neighbours."""
-    assert isinstance(content, Packed)
-    numbers: dict[bytes, int] = {}
-    of_keys = [numbers.setdefault(packed_key_bytes(key), len(numbers)) for key in content.keys]
-    return np.append(np.flatnonzero(changes(np.array(of_keys, np.int64))), len(of_keys))
 
 
 def _with_anchors(inputs: Lists, anchors: Mapping[int, Sequence[int]], firsts: Int64s) -> Lists:

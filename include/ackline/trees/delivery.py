@@ -14,8 +14,8 @@ import numpy as np
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.pipeline.topology import SOURCE_STEP, Step, Topology
-from ackline.trees.answers import Readers, Taken
-from ackline.trees.batch import Batch, CallFigures, EdgeLog, Ended, OfStep, Verdict
+from ackline.trees.answers import Readers
+from ackline.trees.batch import Batch, CallFigures, EdgeLog, Ended, Verdict
 from ackline.trees.events import EventFormat
 from ackline.trees.output_rows import OutputRows, RowBlock
 from ackline.trees.parcels import parcel_rows
@@ -83,7 +83,7 @@ class Delivery:
         """Stages or sends what was emitted to outputs, before the events leave the task: a row that does not fit fails
         its records. Returns what the calls since the last `end` leave, and begins the next batch."""
         parcels = [(step, tuples) for step in self._steps if step.grouped for tuples in self.take_waiting(step)]
-        self.batch.opened += [OfStep(tuples.edges, step.number) for step, tuples in parcels]
+        self.batch.opened += [(tuples.edges, step.number) for step, tuples in parcels]
         for bad in self.outputs.flush(self.batch.roots) if self.outputs is not None else ():
             self._note_problem(bad.edges, bad.step, ErrorClass.BAD_OUTPUT, bad.reason)
         events, event_of = self.batch.events(self._format, self.now())
@@ -124,7 +124,7 @@ class Delivery:
         if step.grouped:
             self.batch.closed.append(closed)
         else:
-            self.batch.near.append(OfStep(closed, step.number))
+            self.batch.near.append((closed, step.number))
         self.figures.calls[step.number] += len(edges)
         if held:
             self.figures.of_step(step.number).acked -= len(held)  # `CallFigures.add_up` adds each tuple as acked
@@ -161,7 +161,7 @@ class Delivery:
         for place, consumer in enumerate(taken.steps):
             edges = parents.behind(emitted.places * MAX_CONSUMERS + place)
             if (log := self._edge_log) is not None:
-                self._logged.append(partial(_log_emitted, log, taken, consumer, edges))
+                self._logged.append(partial(log.emitted, taken.stream, consumer.name, edges))
             tuples = Tuples(np.full(len(edges), taken.number), edges, emitted.content)
             self.size += tuples.size
             self.waiting.setdefault(consumer.number, []).append(tuples)
@@ -204,8 +204,3 @@ class Delivery:
                 "dropped %d tuples or rows of calls without a tracked record; no record fails for them. The first: %s"
             )
             _logger.warning(text, self._dropped, self._first_dropped)
-
-
-def _log_emitted(log: EdgeLog, taken: Taken, step: Step, edges: Edges, roots: Roots) -> None:
-    """Logs that tuples of a stream go to a step."""
-    log.emitted(taken.stream, step.name, edges, roots)

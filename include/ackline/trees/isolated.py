@@ -57,11 +57,8 @@ class SentCall(NamedTuple):
     origins: Sequence[tuple[Origin, ...]]
 
 
-class StepCalls(NamedTuple):
-    """A request for calls of one step."""
-
-    step: int
-    calls: Sequence[SentCall]
+StepCalls = tuple[int, Sequence[SentCall]]
+"""A request for calls of one step: its number, and the inputs of each call."""
 
 
 class Returned(NamedTuple):
@@ -108,8 +105,8 @@ class _Handlers:
         if isinstance(request, Records):
             assert self._call_source is not None
             return self._call_source(request)
-        step = self._steps[request.step]
-        for number, (streams, content, self._calls.given) in enumerate(request.calls):
+        step = self._steps[request[0]]
+        for number, (streams, content, self._calls.given) in enumerate(request[1]):
             tuples = Tuples(np.array(streams), Edges.none(len(content)), content)
             self._observer.log.begin_call(number)
             begun = perf_counter_ns()
@@ -220,7 +217,7 @@ class IsolatedTreeCalls(TreeCalls):
         made: list[Returned] = []
         while len(made) < len(calls):
             rest = calls[len(made) :]
-            response = self.process.request(StepCalls(step.number, rest), len(rest))
+            response = self.process.request((step.number, rest), len(rest))
             returned = [result for _, result in self.process.take_returned()]
             if isinstance(response, Death) and len(response.given) > len(returned):
                 # The last call that the process was given has no answer, whether it had returned or not.

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ackline.ledger.offsets import Bools
 from ackline.pipeline.topology import Step
 from ackline.trees.columns import bytes_of_keys, joined, joined_batches, without_types_of_nulls
-from ackline.trees.payload import key_bytes
+from ackline.trees.payload import Key, key_bytes
 from ackline.trees.rows import Edges, Int64s, Roots, rows_of, runs_of_size
 from ackline.trees.tuples import MAX_BYTES, Content, Packed, Tuples, has_key_bytes
 
@@ -257,9 +257,7 @@ class Arrivals:
             list(chain.from_iterable(getattr(content, name) for content in contents)) for name in ("keys", "payloads")
         )
         whole = Arrived.joined(parts, Packed(keys, payloads))
-        numbers: dict[bytes, int] = {}
-        of_keys = [numbers.setdefault(packed_key_bytes(key), len(numbers)) for key in keys]
-        yield whole.take(whole.by_key(pa.array(of_keys, pa.int64())))
+        yield whole.take(whole.by_key(pa.array(numbers_of_keys(keys))))
 
     def _joined(self, parts: Sequence[Arrived]) -> Iterator[Arrived | Unfit]:
         whole = joined_batches([part.batch for part in parts])
@@ -294,9 +292,12 @@ def _key_by_key(parts: Sequence[Arrived]) -> Iterator[Arrived | Unfit]:
         yield Unfit(of_key) if batch is None else _sorted(Arrived.joined(of_key, batch))
 
 
-def packed_key_bytes(key: str | bytes | None) -> bytes:
-    """Returns what `key_bytes` makes of the key of a packed tuple, given it packed."""
-    return key if type(key) is bytes else key_bytes(key)
+def numbers_of_keys(keys: Sequence[Key]) -> Int64s:
+    """Returns a number for each key of packed tuples: the same for equal keys, in the order of their first places."""
+    numbers: dict[bytes, int] = {}
+    return np.array([
+        numbers.setdefault(key if type(key) is bytes else key_bytes(key), len(numbers)) for key in keys
+    ], np.int64)  # fmt: skip
 
 
 def starts_of(keys: pa.Array) -> Bools:

@@ -42,12 +42,9 @@ def pack(key: Any, value: Any) -> tuple[Key, Payload]:
     """Returns a packed key and value. `unpack` returns both as they were. Raises InvalidOutcome if they hold something
     else than what JSON holds, bytes, datetime and Decimal."""
     if key is None or type(key) is str:
-        kind = type(value)
-        if kind is str:
+        if type(value) is str:
             return key, value
-        if kind in _SCALARS or (
-            kind is dict and _SCALARS.issuperset(map(type, value.values())) and _NAMES.issuperset(map(type, value))
-        ):
+        if _is_flat(value):
             try:
                 return key, _encode(value)
             except (OverflowError, UnicodeEncodeError):  # more than 64 bits, half of a surrogate pair
@@ -57,7 +54,7 @@ def pack(key: Any, value: Any) -> tuple[Key, Payload]:
 
 def pickled(key: Any, value: Any) -> tuple[bytes, bytes]:
     """Returns a packed key and value as `pack` does for those that are no texts and no flat values."""
-    payload = _pickled((key, value), _is_flat(key) and _is_flat(value))
+    payload = _pickled(key, value)
     return key_bytes(key), payload
 
 
@@ -66,7 +63,7 @@ def pack_row(key: Any, value: Any) -> tuple[Key, Payload]:
     tuple may hold is a key."""
     if key is None or type(key) is str:
         return pack(key, value)
-    return b"", _pickled((key, value), _is_flat(key) and _is_flat(value))
+    return b"", _pickled(key, value)
 
 
 def unpack(key: Key, payload: Payload) -> tuple[Any, Any]:
@@ -87,8 +84,9 @@ def _is_flat(value: Any) -> bool:
     return kind in _SCALARS
 
 
-def _pickled(content: Any, flat: bool) -> bytes:
-    """Returns the pickle of a value. Raises InvalidOutcome if no tuple may hold it; a `flat` value is not checked."""
+def _pickled(key: Any, value: Any) -> bytes:
+    """Returns the pickle of a key and value. Raises InvalidOutcome if no tuple may hold them."""
+    content = key, value
     try:
         payload = pickle.dumps(content, 5)
     except RecursionError:
@@ -96,7 +94,7 @@ def _pickled(content: Any, flat: bool) -> bytes:
     except Exception:
         _check(content)  # a value of another type, which has no pickle
         raise
-    for opcode in () if flat else _OPCODES_TO_CHECK:
+    for opcode in () if _is_flat(key) and _is_flat(value) else _OPCODES_TO_CHECK:
         if opcode in payload:
             _check(content)
             break

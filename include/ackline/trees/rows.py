@@ -80,17 +80,8 @@ def runs_of_size(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
     return pairwise([*np.flatnonzero(np.diff(numbers, prepend=-1)).tolist(), len(sizes)])
 
 
-MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _STRIDE = 0xD1342543DE82EF95
-
-
-def mix(number: int) -> int:
-    """Returns SplitMix64's finalizer of a number: a bijection of 64 bits that spreads neighbours."""
-    number = (number + _GOLDEN) & MASK
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & MASK
-    return number ^ (number >> 31)
 
 
 def seed_of(turn: TurnId, tp: TopicPartition) -> int:
@@ -99,16 +90,12 @@ def seed_of(turn: TurnId, tp: TopicPartition) -> int:
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
 
 
-def root_id(seed: int, offset: int, attempt: int) -> int:
-    """Returns the id of the root edge of one attempt at a record. The ids of all its other edges follow from it."""
-    return mix(mix(seed ^ offset) + attempt)
-
-
 UInt64s = npt.NDArray[np.uint64]
 
 
 def root_ids(seeds: UInt64s, offsets: "Int64s", attempts: "Int64s") -> UInt64s:
-    """Returns `root_id` of each of several attempts at records, given the seeds of their topic-partitions."""
+    """Returns the id of the root edge of each of several attempts at records, given the seeds of their
+    topic-partitions. The ids of all other edges follow from it."""
     return _mix(_mix(seeds ^ offsets.astype(np.uint64)) + attempts.astype(np.uint64))
 
 
@@ -118,7 +105,7 @@ def edge_ids(parents: UInt64s, positions: UInt64s) -> UInt64s:
 
 
 def _mix(numbers: UInt64s) -> UInt64s:
-    """Returns `mix` of each number. Arrays of unsigned numbers wrap around, as `MASK` makes Python's do."""
+    """Returns SplitMix64's finalizer of each number: a bijection of 64 bits that spreads neighbours."""
     numbers = numbers + np.uint64(_GOLDEN)
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -151,11 +138,6 @@ class Lists:
 
     def __len__(self) -> int:
         return len(self.counts)
-
-    @property
-    def starts(self) -> Int64s:
-        """The place of the first number of each list."""
-        return np.cumsum(self.counts) - self.counts
 
     @property
     def rows(self) -> Int64s:
