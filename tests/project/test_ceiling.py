@@ -21,7 +21,7 @@ CEILINGS = {
     "audit": 1_188,
     "worker": 3_270,
     "trees": 4_427,
-    "spark": 3_043,
+    "spark": 3_091,
     "lane": 3_044,
     "outputs": 2_070,
     "in_flight": 512,
@@ -30,15 +30,15 @@ CEILINGS = {
     "actions": 1_990,
     "answers": 1_677,
     "backfill": 1_155,
-    "airflow": 2_515,
+    "airflow": 2_516,
     "ui": 2_508,
     "local": 2_262,
     "cli": 4_325,
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 56_463
-TESTS_CEILING = 69_572
+PACKAGE_CEILING = 56_512
+TESTS_CEILING = 69_607
 
 
 def lines(files: "list[Path]") -> int:

@@ -5,7 +5,9 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pyspark
@@ -31,7 +33,8 @@ from ackline.spark.master import (
     shown,
 )
 from ackline.spark.session import session_settings
-from ackline.spark.settings import ENCRYPTION, REQUIRED_SETTINGS, build_archive, data_beside
+from ackline.spark.settings import DAEMON, ENCRYPTION, REQUIRED_SETTINGS, build_archive, data_beside
+from tests.e2e.lab import Spark
 from tests.spark.lab import run_script
 
 
@@ -292,6 +295,38 @@ def test_on_a_cluster_the_driver_has_the_address_of_its_route_to_the_master() ->
     settings = session_settings("spark://192.0.2.1:7077", NOTHING, submitted=False)
     assert (settings["spark.driver.host"], "spark.driver.bindAddress" in settings) == (address, False)
     assert "spark.executorEnv.PYTHONPATH" not in settings
+
+
+def test_ackline_s_daemon_forks_the_workers_of_this_machine_unless_the_file_names_another() -> None:
+    """On a cluster a daemon may lack Ackline: its archive comes after the fork."""
+    [name] = DAEMON
+    assert session_settings("local[2]", NOTHING, submitted=False)[name] == "ackline.spark.daemon"
+    theirs = SparkBlock(conf={name: "their.daemon"})
+    assert session_settings("local[2]", theirs, submitted=False)[name] == "their.daemon"
+    assert name not in session_settings("spark://192.0.2.1:7077", NOTHING, submitted=False)
+
+
+@pytest.mark.real
+def test_each_python_worker_draws_its_own_numbers_and_finds_ackline_imported(spark: Spark) -> None:
+    """A fork copies NumPy's generator. A process that a handler forks keeps the seed that the handler has set."""
+
+    def draw(_: Any) -> Iterator[Any]:
+        import numpy as np
+
+        imported = "ackline.worker.run" in sys.modules
+        own = np.random.random()
+        np.random.seed(7)
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.write(write, np.random.bytes(8))
+            os._exit(0)
+        yield imported, own, os.read(read, 8), np.random.bytes(8)
+
+    tasks = spark().sparkContext.parallelize(range(2), 2).barrier()  # both at once, so in two workers
+    drawn = tasks.mapPartitions(draw).collect()
+    assert [imported for imported, *_ in drawn] == [True, True]
+    assert len({own for _, own, *_ in drawn}) == 2
+    assert len({number for *_, in_fork, after in drawn for number in (in_fork, after)}) == 1
 
 
 @pytest.mark.parametrize("cluster", ["yarn", "k8s://https://host", "spark://no-such-host.invalid:7077"])

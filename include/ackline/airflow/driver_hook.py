@@ -37,6 +37,7 @@ from ackline.spark.master import (
     is_local,
     master_of,
 )
+from ackline.spark.settings import DAEMON
 from ackline.tables.lease import ProcessIdentity
 
 _probed = "urllib3.util.connection" in sys.modules
@@ -151,7 +152,7 @@ def driver_settings(master: str) -> dict[str, str]:
         **jar_settings(),
     }
     if is_local(master):
-        settings |= {
+        settings |= DAEMON | {
             "spark.ui.enabled": "false",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",

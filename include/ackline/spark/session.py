@@ -31,6 +31,7 @@ from ackline.spark.failure import error_of_start
 from ackline.spark.master import address_towards, chosen_master, connect_server, is_local
 from ackline.spark.settings import (
     ARCHIVE,
+    DAEMON,
     ENCRYPTION,
     LOOPBACK,
     REQUIRED_SETTINGS,
@@ -266,6 +267,6 @@ def _own_settings(master: str, block: SparkBlock) -> dict[str, str]:
     }
     if is_local(master):
         # With this path the workers import the same handlers as this process.
-        return settings | LOOPBACK | {"spark.executorEnv.PYTHONPATH": os.pathsep.join(import_paths())}
+        return settings | LOOPBACK | DAEMON | {"spark.executorEnv.PYTHONPATH": os.pathsep.join(import_paths())}
     address = address_towards(master)
     return settings | ({"spark.driver.host": address} if address else {})

@@ -50,6 +50,10 @@ ENCRYPTION = {
 """Settings of a session whose executors are on other machines: tasks and options of the Kafka source hold passwords."""
 LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
+DAEMON = {"spark.python.daemon.module": "ackline.spark.daemon"}
+"""Has `ackline.spark.daemon` fork the Python workers of a local master. On a cluster it might not find Ackline: the
+archive of a session reaches a worker after the fork."""
+
 ARCHIVE = "ackline-code.zip"
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
 _OLDEST = (1980, 1, 1, 0, 0, 0)
