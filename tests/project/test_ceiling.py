@@ -16,14 +16,14 @@ CEILINGS = {
     "pipeline": 3_316,
     "forms": 1_002,
     "kafka": 2_896,
-    "delta": 2_922,
-    "tables": 2_495,
+    "delta": 2_926,
+    "tables": 2_498,
     "audit": 1_188,
     "worker": 3_270,
     "trees": 4_427,
     "spark": 3_091,
     "lane": 3_044,
-    "outputs": 2_070,
+    "outputs": 2_075,
     "in_flight": 512,
     "dead_letters": 207,
     "steps": 1_693,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 56_512
-TESTS_CEILING = 69_607
+PACKAGE_CEILING = 56_524
+TESTS_CEILING = 69_634
 
 
 def lines(files: "list[Path]") -> int:
