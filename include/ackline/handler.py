@@ -30,6 +30,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from ackline.calling import TIER, ManagedHandler, Yielded, is_asynchronous
 from ackline.errors import ConfigError, did_you_mean
 from ackline.scrub import is_library, scrub
 
@@ -112,9 +113,6 @@ class Tier(StrEnum):
     COLUMN = "column"
 
 
-_TIER = "__ackline_tier__"
-
-
 def arrow_handler(function: H) -> H:
     """Declares a handler of the Arrow tier: a function of a `pyarrow.RecordBatch`.
 
@@ -143,7 +141,7 @@ def arrow_handler(function: H) -> H:
 
     Every tuple of the batch fails if the function raises, and if an answer is invalid (`InvalidOutcome`).
     """
-    setattr(function, _TIER, Tier.ARROW)
+    setattr(function, TIER, Tier.ARROW)
     return function
 
 
@@ -158,13 +156,13 @@ def column_handler(function: H) -> H:
         def handle(records: DataFrame) -> Column:
             return when(length("value") > 0, "acked").otherwise("failed")
     """
-    setattr(function, _TIER, Tier.COLUMN)
+    setattr(function, TIER, Tier.COLUMN)
     return function
 
 
 def tier_of(handler: Handler) -> Tier:
     """Returns the tier that a decorator declared; `Tier.RECORD` without a decorator."""
-    return Tier(getattr(handler, _TIER, Tier.RECORD))
+    return Tier(getattr(handler, TIER, Tier.RECORD))
 
 
 def imported(path: str) -> Any:
@@ -215,12 +213,15 @@ def _modules_in(package: str) -> Iterator[str]:
                 yield entry.stem
 
 
-def load_handler(path: str, key: str = "handler", *, emits: bool = False, in_flight: bool = False) -> Handler:
-    """Imports the function `module:function` that the pipeline file names at `key`: a handler or a filter.
+def load_handler(
+    path: str, key: str = "handler", *, emits: bool = False, in_flight: bool = False, is_filter: bool = False
+) -> Handler:
+    """Imports what the pipeline file names at `key` as `module:name`: a handler or, with `is_filter`, a filter.
 
-    Raises ConfigError if it does not import, is not callable, or does not take exactly one argument. Refuses a class,
-    an asynchronous function and, unless the function `emits` to steps or may hand records on (`in_flight`), a
-    generator: a call runs nothing of their body, and would ack each record unhandled.
+    A handler may be a function, a coroutine function, or a class whose objects take one argument. Raises ConfigError if
+    it does not import, is not callable, or does not take exactly one argument; for a filter that is a class or
+    asynchronous; and, unless the function `emits` to steps or may hand records on (`in_flight`), for a generator. A
+    call of those runs nothing of their body, and would ack each record unhandled.
     """
     try:
         function: object = imported(path)
@@ -228,32 +229,34 @@ def load_handler(path: str, key: str = "handler", *, emits: bool = False, in_fli
         raise ConfigError(f"{key} {path} does not import: {import_problem(path, error)}", key=key) from error
     if not callable(function):
         raise ConfigError(f"{key} {path} is not a function ({type(function).__name__}); name a function", key=key)
-    if inspect.isclass(function):
-        raise ConfigError(
-            f"{key} {path} is a class: a call would create an object and ack the record; name a function", key=key
-        )
-    call = getattr(function, "__call__", None)  # noqa: B004 - an object may have an asynchronous __call__
-    if _is_asynchronous(function) or _is_asynchronous(call):
+    is_class = inspect.isclass(function)
+    call: Any = function.__call__ if is_class else function
+    if is_class and (is_filter or "__call__" not in dir(function)):
+        advice = "name a function" if is_filter else "give it the method `__call__(self, record)`, or name a function"
+        raise ConfigError(f"{key} {path} is a class: a call would create an object; {advice}", key=key)
+    managed = is_class or is_asynchronous(function)
+    if is_filter and managed:
         raise ConfigError(f"{key} {path} is asynchronous; write a plain function", key=key)
-    is_generator = inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(call)
+    method = getattr(call, "__call__", None)  # noqa: B004 - an object may have one that is a generator
+    is_generator = any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (call, method))
     if is_generator and not (emits or in_flight):
         raise ConfigError(
             f"{key} {path} is a generator, and no `steps` take what it yields; write a plain function", key=key
         )
     try:
-        inspect.signature(function).bind(object())
+        inspect.signature(call).bind(*[object()] * (2 if is_class else 1))
+        if is_class:
+            inspect.signature(function).bind()
     except TypeError as error:
         raise ConfigError(f"{key} {path} does not take exactly one argument: {error}", key=key) from error
     except ValueError:
         pass  # a builtin has no signature: its first call shows whether it fits
+    if managed and Tier.COLUMN in (getattr(function, TIER, None), getattr(call, TIER, None)):
+        raise ConfigError(f"{key} {path} is a column handler; write a plain function, which Spark calls once", key=key)
+    if managed:
+        return ManagedHandler(function, path, emits)
     # Steps take what a generator yields as it yields it; without steps, one InFlight is all that it may yield.
     return _run_to_end(function) if is_generator and not emits else function
-
-
-class Yielded(tuple[Any, ...]):
-    """What a handler that is a generator has yielded in one call."""
-
-    __slots__ = ()
 
 
 def _run_to_end(generator: Handler) -> Handler:
@@ -264,10 +267,6 @@ def _run_to_end(generator: Handler) -> Handler:
         return Yielded(generator(record))
 
     return call
-
-
-def _is_asynchronous(function: object) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
 SOURCE = "source"

@@ -11,7 +11,8 @@ import sys
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from types import CodeType
+from traceback import walk_stack
+from types import CodeType, FrameType
 
 MESSAGE_LIMIT = 200
 """The most characters of an `error_message` that are stored."""
@@ -197,16 +198,29 @@ def frames_of_error(error: BaseException) -> list[str]:
 
 def _frames(error: BaseException) -> Iterator[tuple[str, str]]:
     """Yields the file and the place of each frame of an exception whose code comes from the file of its module."""
-    traceback = _TRACEBACK.__get__(error)
-    while traceback is not None:
-        code, name = traceback.tb_frame.f_code, traceback.tb_frame.f_globals.get("__name__")
-        module = sys.modules.get(name) if isinstance(name, str) else None
-        if getattr(module, "__file__", None) == code.co_filename:
-            file = Path(code.co_filename)
-            depth = 1 if name == "__main__" else str(name).count(".") + 1 + (file.stem == "__init__")
-            path = "/".join(file.parts[-depth:])
-            yield code.co_filename, f"{path}:{traceback.tb_lineno} in {code.co_name}"[:MESSAGE_LIMIT]
-        traceback = traceback.tb_next
+    entry = _TRACEBACK.__get__(error)
+    while entry is not None:
+        if (text := _place(entry.tb_frame, entry.tb_lineno)) is not None:
+            yield entry.tb_frame.f_code.co_filename, text
+        entry = entry.tb_next
+
+
+def _place(frame: FrameType, line: int) -> str | None:
+    code, name = frame.f_code, frame.f_globals.get("__name__")
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    if getattr(module, "__file__", None) != code.co_filename:
+        return None
+    file = Path(code.co_filename)
+    depth = 1 if name == "__main__" else str(name).count(".") + 1 + (file.stem == "__init__")
+    return f"{'/'.join(file.parts[-depth:])}:{line} in {code.co_name}"[:MESSAGE_LIMIT]
+
+
+def place_of_frame(frame: FrameType) -> str | None:
+    """Returns the innermost line of the user's own code in a stack, as `place_of_error` does; None if it has none."""
+    for each, line in walk_stack(frame):
+        if not is_library(each.f_code.co_filename) and (text := _place(each, line)) is not None:
+            return text
+    return None
 
 
 _MOST_CHAINS = 256

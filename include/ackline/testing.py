@@ -75,7 +75,8 @@ def try_record(
     with _path_of(handler) as path, TemporaryDirectory(prefix="ackline-try-") as folder:
         function = load_handler(path, emits=True, in_flight=True)
         if emits is None:
-            emits = inspect.isgeneratorfunction(inspect.unwrap(function))
+            code = inspect.unwrap(function)
+            emits = inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code)
         stream = decoding.Stream(decoding.PIPELINE_STREAM, path, key=_decoder(key), value=_decoder(value))
         settings = ReplaySettings(
             handler=None,

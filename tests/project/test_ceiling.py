@@ -11,24 +11,24 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
-    "the root": 1_169,
+    "the root": 1_393,
     "ledger": 4_027,
-    "pipeline": 3_316,
+    "pipeline": 3_355,
     "forms": 1_002,
     "kafka": 2_896,
     "delta": 2_926,
     "tables": 2_498,
     "audit": 1_188,
-    "worker": 3_270,
-    "trees": 4_427,
-    "spark": 3_091,
+    "worker": 3_906,
+    "trees": 4_436,
+    "spark": 3_095,
     "lane": 3_044,
     "outputs": 2_075,
     "in_flight": 512,
     "dead_letters": 207,
-    "steps": 1_693,
+    "steps": 1_692,
     "actions": 1_990,
-    "answers": 1_677,
+    "answers": 1_682,
     "backfill": 1_155,
     "airflow": 2_516,
     "ui": 2_508,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 56_524
-TESTS_CEILING = 69_634
+PACKAGE_CEILING = 57_440
+TESTS_CEILING = 70_401
 
 
 def lines(files: "list[Path]") -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ackline.calling import TaskFailure
 from ackline.handler import Dead, Emit, Fail, Hold, Origin, Record, Skip, Tuple
 from ackline.ledger.outcomes import Outcome
 from ackline.trees.calls import rarer_collection

@@ -1,7 +1,8 @@
 """Handlers that do for each record what a test has set for its offset, and something plain for every other record."""
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,19 @@ def answer(record: Record) -> Any:
         return None
     _read_token(record)
     return ACTS[record.offset].source()
+
+
+async def answer_later(record: Record) -> Any:
+    """Answers as `answer` does, while other calls are under way."""
+    await asyncio.sleep(0)
+    return answer(record)
+
+
+async def emit_later(record: Record) -> AsyncIterator[Any]:
+    """Emits as `emit` does."""
+    for item in emit(record):
+        await asyncio.sleep(0)
+        yield item
 
 
 def emit(record: Record) -> Iterator[Any]:

@@ -78,6 +78,7 @@ SOURCES = several(
 TREES = several(acts.emits(["default"], ROWS), acts.emits(["typed", "parts", "sent"], ROWS))
 ACTS: dict[str, Strategy[Act]] = {
     "record": st.builds(Act, source=acts.RETURNED),
+    "waiting": st.builds(Act, source=acts.RETURNED),
     "arrow": st.builds(Act, batch=acts.BATCHES),
     "column": st.builds(Act, word=st.none() | values.ENCODABLE | st.sampled_from(["acked", "failed", "dead"])),
     "streams": st.builds(Act, source=acts.RETURNED, batch=acts.BATCHES, wants=acts.WANTED),
@@ -91,12 +92,16 @@ ACTS: dict[str, Strategy[Act]] = {
 }  # fmt: skip
 KINDS: dict[str, Kind] = {
     "record": Kind({**ANSWERED, "handler": f"{HANDLERS}:answer"}, [{"dead_letter": "none"}]),
+    "waiting": Kind(
+        {**ANSWERED, "handler": f"{HANDLERS}:answer_later"}, [{"handler": f"{HANDLERS}:answer", "concurrency": 4}]
+    ),
     "arrow": Kind({**RETRIES, "handler": f"{HANDLERS}:batch_of"}, ONCE, batches=True),
     "column": Kind({**RETRIES, "handler": f"{HANDLERS}:column"}, ONCE),
     "streams": Kind({**RETRIES, "handler": None, "streams": STREAMS}, ONCE),
     "registry": Kind({**RETRIES, "handler": f"{HANDLERS}:answer", "decode": {"key": "json_schema", "value": "avro"}}),
     "outputs": Kind(
         {**ANSWERED, "handler": f"{HANDLERS}:emit", "outputs": TABLES},
+        [{"handler": f"{HANDLERS}:emit_later"}],
         outputs={"default": "inferred", "typed": "declared", "parts": "parts"},
     ),
     "steps": Kind(
@@ -154,7 +159,17 @@ def check(kind: str, data: st.DataObject, registry: StubRegistry, senders: Sende
     assert not failure, failure
 
 
-LANES = {"record": 5, "arrow": 5, "column": 3, "streams": 5, "registry": 2, "outputs": 9, "steps": 7, "batches": 5}
+LANES = {
+    "record": 5,
+    "waiting": 5,
+    "arrow": 5,
+    "column": 3,
+    "streams": 5,
+    "registry": 2,
+    "outputs": 9,
+    "steps": 7,
+    "batches": 5,
+}
 """How many lanes of each kind the quick test runs: a lane takes about 0.7 s of CPU."""
 LANES_A_SEED = 5
 SEED, SECONDS = "FUZZ_SEED", "FUZZ_SECONDS"

@@ -35,7 +35,7 @@ from ackline.worker.files import OutcomeTarget
 from ackline.worker.outcomes import error_class_of, watched_by
 from ackline.worker.records import GoneOffsets
 from ackline.worker.settings import ReplaySettings, TaskSettings
-from ackline.worker.streams import Streams, load_functions_of_job
+from ackline.worker.streams import Streams, can_be_cancelled, load_functions_of_job
 from ackline.worker.tasks import Batch, UnreadableRecords, batches_of_reader
 
 LANE = "try"
@@ -121,7 +121,6 @@ def try_offsets(adapters: Adapters, wanted: Wanted) -> Iterator[Tried]:
     Raises ConfigError for a handler that only Spark or a process of its own can run, and for an offset that the log has
     not reached; and what reading the log raises. A record that fails is an answer.
     """
-    _check_here(adapters)
     bounds = adapters.cluster.bounds(wanted)
     for tp, offsets in wanted.items():
         if (last := max(offsets, default=-1)) >= bounds[tp].end:
@@ -129,7 +128,9 @@ def try_offsets(adapters: Adapters, wanted: Wanted) -> Iterator[Tried]:
     with TemporaryDirectory(prefix="ackline-try-") as folder:
         outputs = targets_to_try(adapters, _turn(adapters.pipeline.name), f"{folder}/outputs")
         tokens = signer(wanted) if adapters.pipeline.ack_topic is not None else None
-        settings = replace(replay_settings(adapters, True, outputs, tokens), once=False, key_hash_secret=None)
+        settings = replace(
+            replay_settings(adapters, True, outputs, tokens), once=False, isolated=False, key_hash_secret=None
+        )
         _tier_of(settings)  # before a record is read
         attempts = {
             tp: tuple(ValuedRange(offset, offset + 1, number) for offset, number in sorted(offsets.items()))
@@ -140,15 +141,19 @@ def try_offsets(adapters: Adapters, wanted: Wanted) -> Iterator[Tried]:
                 yield from (try_batch(settings, single, folder) for single in _singles(batch))
 
 
-def _check_here(adapters: Adapters) -> None:
-    """Raises ConfigError if the handlers of the pipeline are to run in a process of their own."""
-    if adapters.pipeline.isolated:
+def _in_this_process(settings: ReplaySettings, name: str) -> ReplaySettings:
+    """Returns the settings for this process. Raises ConfigError if the handlers of the pipeline are to run in one of
+    their own."""
+    if settings.isolated and not (
+        settings.isolated_for_timeout and can_be_cancelled(load_functions_of_job(settings), settings)
+    ):
         raise ConfigError(
-            f"the handler of {adapters.pipeline.name} runs in a process of its own (`handler_isolation: process` or "
-            f"`record_timeout`), because a record may kill or hang it, and `ackline try` has only this one; remove "
-            f"both keys, or try the record with `ackline.testing.try_record`",
+            f"the handler of {name} runs in a process of its own (`handler_isolation: process` or `record_timeout`), "
+            f"because a record may kill or hang it, and `ackline try` has only this one; remove both keys, or try the "
+            f"record with `ackline.testing.try_record`",
             key="handler_isolation",
         )
+    return replace(settings, isolated=False)
 
 
 def _singles(batch: Batch) -> Iterator[Batch]:

@@ -16,6 +16,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ackline.calling import ManagedHandler
 from ackline.errors import ConfigError
 from ackline.handler import Handler, Tier, import_problem, imported, load_handler, tier_of
 from ackline.ledger.offsets import TopicPartition
@@ -30,6 +31,11 @@ class StreamFunctions:
     handler: Handler
     tier: Tier
     filter: Handler | None
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether each call of the handler is awaited, so that it can be cancelled."""
+        return isinstance(self.handler, ManagedHandler) and self.handler.is_asynchronous
 
     @classmethod
     def of_handler(cls, handler: Handler) -> "StreamFunctions":
@@ -48,7 +54,9 @@ def load_functions(stream: Stream, *, emits: bool = False, in_flight: bool = Fal
     handler = load_handler(stream.handler, handler_key, emits=emits, in_flight=in_flight)
     if emits:
         check_emits(handler, stream.handler, handler_key)
-    record_filter = load_handler(stream.filter, stream.key_path("filter")) if stream.filter is not None else None
+    record_filter = (
+        load_handler(stream.filter, stream.key_path("filter"), is_filter=True) if stream.filter is not None else None
+    )
     tier = tier_of(handler)
     if tier is Tier.COLUMN:
         raise ConfigError(
@@ -100,12 +108,33 @@ def check_in_flight(functions: Sequence[StreamFunctions], in_flight: bool) -> No
         )
 
 
+def check_concurrency(functions: Sequence[StreamFunctions], paths: Sequence[str], concurrency: int | None) -> None:
+    """Raises ConfigError if several calls are to be under way, and a handler takes batches or columns. `paths` names
+    the handlers."""
+    batched = [path for function, path in zip(functions, paths, strict=True) if function.tier is not Tier.RECORD]
+    if not batched:
+        return
+    if (concurrency or 1) > 1:
+        raise ConfigError(
+            f"concurrency: {batched[0]} is an Arrow or a column handler, which gets many records in one call; remove "
+            f"this key (an Arrow handler may make calls of its own at once), or write a record handler",
+            key="concurrency",
+        )
+    if any(function.is_asynchronous for function in functions if function.tier is Tier.RECORD):
+        raise ConfigError(
+            f"streams: {batched[0]} is an Arrow handler, and another stream's handler is asynchronous; write both as "
+            f"record handlers, or both without `async`",
+            key="streams",
+        )
+
+
 def check_functions(
     handler: str | None,
     translation: Translation | None,
     isolated: bool = False,
     topology: Topology | None = None,
     in_flight: bool = False,
+    concurrency: int | None = None,
 ) -> None:
     """Imports all handlers and filters of a pipeline, so that no turn is planned that no process can handle.
 
@@ -123,6 +152,8 @@ def check_functions(
     if topology is not None:
         load_steps(topology)
     check_in_flight(functions, in_flight)
+    paths = [str(handler)] if translation is None else [stream.handler for stream in translation.streams]
+    check_concurrency(functions, paths[: len(functions)], concurrency)
     obstacle = isolation_obstacle(functions, topology)
     if isolated and obstacle is not None:
         raise ConfigError(obstacle, key="handler_isolation")

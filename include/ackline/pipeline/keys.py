@@ -148,6 +148,7 @@ class PipelineKeys(StrictBlock):
     max_offset_behind: MaxOffsetBehindBlock | None = None
     breaker: BreakerBlock | None = None
     handler_isolation: Literal["none", "process"] = "none"
+    concurrency: int | None = Field(None, ge=1, le=10_000)
     record_timeout: Annotated[Duration, AfterValidator(_record_timeout)] | None = None
     retry: RetryBlock = Field(default_factory=RetryBlock)
     dead_letter: DeadLetter
@@ -287,6 +288,11 @@ RULES = (
         ("tracking", "outputs"),
         lambda file: not file.tracking and any(output.table for output in file.outputs or ()),
         "an output table holds the rows of acked records, which `tracking` finds; remove this key",
+    ),
+    Rule(
+        ("concurrency", "steps", "outputs"),
+        lambda file: (file.concurrency or 1) > 1 and (file.steps is not None or file.outputs is not None),
+        "with `steps` or `outputs` a task calls one handler after the other; remove this key",
     ),
     Rule(("debug", "steps"), lambda file: file.debug is not None and file.steps is None, _NO_EDGES),
     Rule(("debug", "tracking"), lambda file: file.debug is not None and not file.tracking, _NO_EDGES),

@@ -62,10 +62,11 @@ class Pipeline(PipelineKeys):
         return topology(self.steps or (), self.outputs or ()) if self.steps or self.outputs else None
 
     @property
-    def functions(self) -> tuple[str | None, Translation | None, bool, Topology | None, bool]:
-        """What `check_functions` takes: handler, streams, whether they are isolated, the steps, and whether a record
-        may be in flight."""
-        return self.handler, self.translation, self.isolated, self.topology, self.ack_topic is not None
+    def functions(self) -> tuple[str | None, Translation | None, bool, Topology | None, bool, int | None]:
+        """What `check_functions` takes: handler, streams, whether they are isolated, the steps, whether a record may be
+        in flight, and how many calls may be under way."""
+        in_flight = self.ack_topic is not None
+        return self.handler, self.translation, self.isolated, self.topology, in_flight, self.concurrency
 
     @property
     def handlers(self) -> tuple[str, ...]:
@@ -133,6 +134,7 @@ FROM_FILE = frozenset(
         # The handler's code, which a deploy replaces while a turn is open, and how its calls are watched. The handlers
         # of steps belong here too, each by the name of its step.
         *("handler", "filter", "streams", "decode", "schema_registry", "handler_isolation", "record_timeout"),
+        "concurrency",
         *("listener", "debug"),
         # Addresses and credentials. `check_open_plan_settings` refuses another `kafka.isolation`.
         *("name", "kafka", "spark", "audit"),

@@ -22,7 +22,7 @@ from ackline.ledger.metrics import FetchTimes, StepFigures
 from ackline.ledger.offsets import TopicPartition, count
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.published import StagedFile
-from ackline.pipeline.functions import StreamFunctions, isolation_obstacle
+from ackline.pipeline.functions import isolation_obstacle
 from ackline.spark.application import Application, application_of
 from ackline.spark.failure import error_of_spark, is_timestamp_overflow
 from ackline.spark.lineage import manifests_of
@@ -30,7 +30,7 @@ from ackline.spark.probe import WAIT_SECONDS, WAIT_SECONDS_ONCE, probe_executors
 from ackline.spark.progress import Progress, remove_counts, reporting
 from ackline.worker.files import WrittenFile
 from ackline.worker.settings import ReplayJob, TaskFolder, durations_of, open_task_folder
-from ackline.worker.streams import Streams, load_functions_of_job
+from ackline.worker.streams import Streams, can_be_cancelled, functions_of, load_functions_of_job
 
 log = logging.getLogger(__name__)
 
@@ -207,8 +207,12 @@ def with_possible_isolation(job: ReplayJob, handler: Handler | Streams) -> Repla
     wants isolation and the handler can't have it."""
     if not job.settings.isolated:
         return job
-    functions = handler.functions if isinstance(handler, Streams) else [StreamFunctions.of_handler(handler)]
-    obstacle = isolation_obstacle(functions, job.settings.topology)
+    if job.settings.isolated_for_timeout:
+        if not can_be_cancelled(handler, job.settings):
+            job = replace(job, isolation_reason="")  # the file wants it, whatever has happened before
+        elif not job.isolation_reason:
+            return replace(job, settings=replace(job.settings, isolated=False))
+    obstacle = isolation_obstacle(functions_of(handler), job.settings.topology)
     if obstacle is None:
         if job.isolation_reason:
             log.warning("%s: %s; a process of its own runs the handler", job.target.turn, job.isolation_reason)

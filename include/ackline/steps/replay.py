@@ -57,10 +57,6 @@ if TYPE_CHECKING:
     from ackline.worker.settings import OutputTargets, ReplayJob, ReplaySettings
 
 
-_ISOLATES = (ErrorClass.WORKER_LOST, ErrorClass.TIMEOUT)
-"""Error classes of a last attempt after which the next attempt would take the whole task down again."""
-
-
 def job_of(adapters: Adapters, plan: Plan) -> "ReplayJob":
     """Returns the plan as a job of the Spark adapter, with the isolation of the handler that the pipeline file sets.
 
@@ -108,7 +104,9 @@ def replay_settings(
         once=pipeline.guarantee.claims,
         record_outcomes=keeps_rows,
         isolated=pipeline.isolated,
+        isolated_for_timeout=pipeline.isolated and pipeline.handler_isolation == "none",
         record_timeout=timeout.total_seconds() if timeout else None,
+        concurrency=pipeline.concurrency,
         translation=adapters.translation,
         store_options=adapters.store.storage_options() or None,
         topology=pipeline.topology,
@@ -139,9 +137,9 @@ def why_isolate(starts: int, plan: Plan, newest: Settlement) -> str:
         return f"started {COUNTED_STARTS} times without outcomes"
     for tp, planned in plan.partitions.items():
         pending = newest.partitions[tp].state.pending if tp in newest.partitions else NOTHING_PENDING
-        killers = pending.where(lambda state: state.error_class in _ISOLATES)
+        killers = pending.where(lambda state: state.error_class == ErrorClass.WORKER_LOST)
         if killers.within(arrays_of(planned.retries)):
-            return "it tries a record again that has killed or hung its process"
+            return "it tries a record again that has killed its process"
     return ""
 
 
@@ -275,7 +273,8 @@ def _prepare(
     starts = 0 if once else adapters.store.count_start(plan)
     if starts > COUNTED_STARTS:  # a handler that kills each driver leaves no error that could name the way out
         log.warning("%s has started %d times without outcomes. %s", plan.turn, starts - 1, void_advice(plan.turn))
-    if not job.settings.isolated and (reason := why_isolate(starts, plan, newest)):
+    for_timeout = job.settings.isolated_for_timeout
+    if (for_timeout or not job.settings.isolated) and (reason := why_isolate(starts, plan, newest)):
         job = replace(job, settings=replace(job.settings, isolated=True), isolation_reason=reason)
     if once:
         job = replace(job, folder=opened.enter_context(adapters.task_folder(plan.turn)))

@@ -13,6 +13,7 @@ from time import perf_counter_ns
 import numpy as np
 import pyarrow as pa
 
+from ackline.calling import TaskFailure
 from ackline.errors import FatalError
 from ackline.handler import SOURCE, Durations, Handler
 from ackline.ledger.offsets import Bools
@@ -29,7 +30,7 @@ from ackline.trees.parcels import Arrived, Unfit, starts_of
 from ackline.trees.rows import Edges, Int64s, root_ids
 from ackline.trees.tuples import EmittedRows, Tuples
 from ackline.worker.call import end_forked_copy, forks
-from ackline.worker.outcomes import RowOutcome, TaskFailure, error_class_of, outcome_of_word, scrubbed_message
+from ackline.worker.outcomes import RowOutcome, error_class_of, outcome_of_word, scrubbed_message
 
 Seeds = Mapping[tuple[str, int], tuple[int, int]] | None
 """By topic and partition: the index of the topic-partition in the job, and the seed of the ids of its edges."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ackline.calling import TaskFailure
 from ackline.handler import SOURCE, Handler, InFlight, Origin, Record, Tier, Tuple, new_tuple, tier_of
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import NEVER
@@ -28,7 +29,7 @@ from ackline.trees.payload import unpack
 from ackline.trees.rows import Edges, Int64s, Lists, changes, root_ids
 from ackline.trees.tuples import MAX_BYTES, MAX_ROWS, EmittedRows, Packed, Tuples
 from ackline.worker.call import end_forked_copy, forks, in_flight_outcome
-from ackline.worker.outcomes import RowOutcome, TaskFailure, outcome_of_exception
+from ackline.worker.outcomes import RowOutcome, outcome_of_exception
 from ackline.worker.progress import note_calls
 
 _FIRST_NEAR, _MOST_NEAR = 8, 512

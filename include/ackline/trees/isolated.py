@@ -29,7 +29,7 @@ from ackline.trees.rows import Edges
 from ackline.trees.tuples import Packed, Tuples
 from ackline.worker.call import forks
 from ackline.worker.isolation.handler_process import Death, HandlerProcess
-from ackline.worker.isolation.serving import CallLog, Observer, serve_requests
+from ackline.worker.isolation.serving import CallLog, Observer, RecordCalls, serve_requests
 from ackline.worker.outcomes import Clock, Outcomes, RowOutcome, outcome_clock
 from ackline.worker.progress import note_calls
 from ackline.worker.records import Int64s, Records
@@ -98,13 +98,13 @@ class _Handlers:
         self._calls = _Calls(replay.topology, steps, program.topic_partitions, clock)
         self._call_source = load_call(replay, program.tier, observer, self._returning) if program.source else None
 
-    def respond(self, request: Records | StepCalls) -> Outcomes | None:
+    def respond(self, request: RecordCalls | StepCalls) -> Outcomes | None:
         """Makes the calls of a request one after the other, and sends the result of each before it makes the next one.
         Returns the outcomes of records, and None for a step."""
         self._calls.begin()
-        if isinstance(request, Records):
+        if isinstance(request, RecordCalls):
             assert self._call_source is not None
-            return self._call_source(request)
+            return self._call_source(request.records)
         step = self._steps[request[0]]
         for number, (streams, content, self._calls.given) in enumerate(request[1]):
             tuples = Tuples(np.array(streams), Edges.none(len(content)), content)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackline.calling import close_handlers
 from ackline.handler import SOURCE, Handler, InFlight, Record, StepCounts, Tier, tier_of
 from ackline.ledger.offsets import Bools
 from ackline.pipeline.topology import SOURCE_STEP, Step, Topology
@@ -32,6 +33,7 @@ from ackline.worker.records import Int64s, Records
 from ackline.worker.run import TaskRun, check_start, ignore_ctrl_c, naming_host, part_of_task
 from ackline.worker.settings import TaskSettings, manifest
 from ackline.worker.streams import CallHandler, load_call
+from ackline.worker.under_way import CallsUnderWay
 
 _FIRST_PORTION = 20
 """Records of the first portion that an isolated handler or an Arrow handler gets."""
@@ -165,6 +167,7 @@ class SourceRun(TaskRun):
     def handle(self, records: Records) -> None:
         """Calls the handler until its tuples fill a batch, and stores the outcomes of the trees that have ended."""
         assert self._call is not None
+        assert not isinstance(self._call, CallsUnderWay)
         outcomes = self._call(records)
         self._calls += outcomes.calls
         self._handled = len(outcomes.handled_at)
@@ -292,6 +295,10 @@ class StepRun:
         yield from self._call(self._arrivals.take())
         self._outbox.add(self._trees.end())
         yield from self._outbox.take(last=True)
+        if isinstance(self._trees, IsolatedTreeCalls):
+            self._trees.process.close_handlers()
+        else:
+            close_handlers()
         self._trees.log_dropped()
         staged = () if self._outputs is None else self._outputs.close()
         yield self._outbox.manifest(manifest((), {}, {}, 0, 0, 0, steps=self._trees.figures.counts, staged=staged))

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.handler import Dead, Emit, Fail, Handler, Hold, InFlight, Record, Skip, Yielded, sign_tokens_with
+from ackline.calling import TaskFailure, Yielded
+from ackline.handler import Dead, Emit, Fail, Handler, Hold, InFlight, Record, Skip, sign_tokens_with
 from ackline.ledger.backoff import parse_duration
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import LATEST, MICROSECOND
@@ -29,7 +30,6 @@ from ackline.worker.outcomes import (
     Outcomes,
     PayloadOf,
     RowOutcome,
-    TaskFailure,
     error_class_of,
     outcome_of_exception,
     outcome_of_word,

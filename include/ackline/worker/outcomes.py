@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from ackline.errors import AcklineError
 from ackline.handler import Dead, Skip
 from ackline.ledger.offsets import Bools
 from ackline.ledger.outcomes import ErrorClass, Outcome
@@ -88,14 +87,6 @@ class DecodingFailed(Exception):
 
 class Unmatched(Exception):
     """No stream takes the record; stored as ErrorClass.UNMATCHED."""
-
-
-class TaskFailure(BaseException):
-    """Ends the Spark task with `error`: the record can't be handled now, and the record is not the cause."""
-
-    def __init__(self, error: AcklineError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class Witness(Protocol):

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import IntEnum
 from itertools import pairwise
@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
 
+from ackline.calling import close_handlers
 from ackline.errors import ConfigError, FatalError
 from ackline.handler import Tier
 from ackline.ledger.metrics import FetchTimes
@@ -46,7 +47,8 @@ from ackline.worker.outcomes import (
 from ackline.worker.progress import TaskProgress, calls_under_way
 from ackline.worker.records import OUT_OF_RANGE, GoneOffsets, Int64s, Records
 from ackline.worker.settings import ReplaySettings, TaskSettings, manifest
-from ackline.worker.streams import CallHandler, load_call
+from ackline.worker.streams import CallHandler, load_calls
+from ackline.worker.under_way import CallsUnderWay
 
 _CATCH_UP_SECONDS = 1.0
 _PORTION_SECONDS = 0.1
@@ -125,17 +127,19 @@ class TaskRun:
         self._out_of_range = 0
         self._rate_limit = RateLimit(settings.rate) if settings.rate else None
         self._call = self._load_call()
-        under_way = self._call.calls_ended if isinstance(self._call, IsolatedHandler) else calls_under_way
+        under_way = calls_under_way
+        if isinstance(self._call, IsolatedHandler | CallsUnderWay):
+            under_way = self._call.calls_ended
         self._progress = TaskProgress(settings.progress, SOURCE_STEP, f"{part_of_task()}-{source}", under_way)
 
-    def _load_call(self) -> CallHandler | None:
+    def _load_call(self) -> CallHandler | CallsUnderWay | None:
         settings = self._settings
         if settings.tier is Tier.COLUMN:
             return None
         if settings.replay.isolated:
             return IsolatedHandler(without_secrets(settings.replay), settings.tier, self._clock)
         with naming_host():
-            return load_call(settings.replay, settings.tier)
+            return load_calls(settings.replay, settings.tier)
 
     def __enter__(self) -> Self:
         """Checks, before the first record, that this task may start. Raises what `TaskFolder.check` raises, and
@@ -155,10 +159,21 @@ class TaskRun:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._progress.end()
-        if isinstance(self._call, IsolatedHandler):
+        if kind is not None:
+            with suppress(Exception):  # the error that ends the task says more
+                self._close_handlers()
+        if isinstance(self._call, IsolatedHandler | CallsUnderWay):
             self._call.close()
         if kind is not None:
             self._files.discard()
+
+    def _close_handlers(self) -> None:
+        """Has the handlers that are classes write what they have buffered, and end their connections. Raises the
+        AcklineError of a `close`: the records that it was for are then handled again, or at most once `lost`."""
+        if isinstance(self._call, IsolatedHandler):
+            self._call.close_handlers()
+        else:
+            close_handlers()
 
     def count_fetched(self, records: int) -> None:
         """Counts records that the broker sent for retries."""
@@ -172,9 +187,20 @@ class TaskRun:
     def handle(self, records: Records) -> None:
         """Calls the handler, and stores the outcomes. `records` are one of the portions that `portions` yields."""
         assert self._call is not None
-        outcomes = self._call(records)
-        self._calls += outcomes.calls
-        self._store_records(records, outcomes)
+        if isinstance(self._call, CallsUnderWay):
+            self._store_known(self._call.take(records))
+        else:
+            self._store_known([(records, self._call(records))])
+
+    def _store_known(self, known: Iterable[tuple[Records, Outcomes]]) -> None:
+        for records, outcomes in known:
+            self._calls += outcomes.calls
+            self._store_records(records, outcomes)
+
+    def _end_calls(self) -> None:
+        """Waits for the calls that are under way, and stores their outcomes."""
+        if isinstance(self._call, CallsUnderWay):
+            self._store_known(self._call.finish())
 
     def _store_records(self, records: Records, outcomes: Outcomes) -> None:
         hashes = self._hashes(records.keys)
@@ -191,6 +217,7 @@ class TaskRun:
 
     def store_gone(self, gone: GoneOffsets) -> None:
         """Stores retries that the log no longer holds. They have attempt 0, because no handler was called."""
+        self._end_calls()  # those of lower offsets, whose outcomes come first
         offsets = np.array(gone.offsets, dtype=np.int64)
         self._check_order(gone.tp, offsets)
         timestamps, handled_at = np.full_like(offsets, NO_TIMESTAMP), np.full_like(offsets, self._clock())
@@ -200,6 +227,7 @@ class TaskRun:
 
     def store_unreadable(self, records: Records) -> None:
         """Stores each of `records`, which no handler can get, as failed."""
+        self._end_calls()
         time = self._clock()
         failed = [_unreadable(row, time) for row in range(len(records))]
         self._store_records(records, Outcomes(np.full(len(records), time, dtype=np.int64), failed))
@@ -296,10 +324,12 @@ class TaskRun:
 
     def finish(self) -> Iterable[pa.RecordBatch]:
         """Closes the files. Returns the rows that are left, the last of which are the task's manifest."""
+        self._end_calls()
         return (self._manifest(),)
 
     def _manifest(self, **of_trees: Any) -> pa.RecordBatch:
         """Returns the task's manifest; `of_trees` is what `manifest` takes beside the counts of each task."""
+        self._close_handlers()  # before the outcomes are reported: what a `close` could not write is not acked
         files, counts = self._files.close(), self._files.counts
         return manifest(files, counts, self._waits, self._calls, self._fetched, self._out_of_range, **of_trees)
 

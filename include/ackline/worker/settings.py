@@ -171,8 +171,12 @@ class ReplaySettings:
     record_outcomes: bool = True
     """Each outcome becomes a row; otherwise the tasks only count outcomes."""
     isolated: bool = False
+    isolated_for_timeout: bool = False
+    """`isolated` is set for `record_timeout` alone, which asynchronous handlers keep without it."""
     record_timeout: float | None = None
-    """Seconds that one call of the handler may take. Needs `isolated`."""
+    """Seconds that one call of the handler may take. Needs `isolated`, but for asynchronous handlers."""
+    concurrency: int | None = None
+    """Calls of a record handler under way at once in each task; None means one, and 64 for asynchronous handlers."""
     translation: Translation | None = None
     """The streams, where records are decoded, filtered or split between handlers."""
     store_options: Mapping[str, str] | None = field(default=None, repr=False)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ackline.calling import ASYNC_CONCURRENCY, ManagedHandler, TaskFailure
 from ackline.errors import AcklineError
 from ackline.handler import Handler, Record, Tier, load_handler
 from ackline.kafka.registry import Registry
@@ -30,13 +31,13 @@ from ackline.worker.call import (
     refuse_unfinished,
     use_in_flight_settings,
 )
-from ackline.worker.isolation.serving import CallLog, Observer, serve_requests
+from ackline.worker.isolation.serving import CallLog, Observer, RecordCalls, serve_requests
 from ackline.worker.outcomes import (
     Clock,
     DecodingFailed,
     InvalidOutcome,
     Outcomes,
-    TaskFailure,
+    PayloadOf,
     Unmatched,
     outcome_clock,
     outcome_of_exception,
@@ -44,6 +45,7 @@ from ackline.worker.outcomes import (
 )
 from ackline.worker.records import Records
 from ackline.worker.settings import ReplaySettings
+from ackline.worker.under_way import CallsUnderWay, Choose, WaitingHandlers
 
 # A record is frozen for its handler. These set a slot of it in place, before the handler gets it.
 _set_key: Any = Record.__dict__["key"].__set__
@@ -124,6 +126,16 @@ class Streams:
         """The functions of the streams, in the order of the streams."""
         return [route.functions for route in self._routes]
 
+    def choose(self, topic: str) -> tuple[Choose, Callable[[Records], PayloadOf]]:
+        """Returns what `WaitingHandlers.choose` returns."""
+        routes = self._routes_of(topic)
+
+        def chosen(record: Record) -> tuple[Handler, Record]:
+            route, record = _first_match(routes, record)
+            return route.functions.handler, record
+
+        return chosen, lambda records: lambda row: chain(records.payload_of(row), _decoded(routes, records, row))
+
     def call(
         self, records: Records, now: Clock, observer: Observer | None = None, is_full: IsFull | None = None
     ) -> Outcomes:
@@ -142,7 +154,7 @@ class Streams:
             handler,
             records,
             now,
-            lambda row: chain(records.payload_of(row), _decoded(routes, records, row)),
+            self.choose(records.tp.topic)[1](records),
             observer,
             is_full,
         )
@@ -172,23 +184,30 @@ def _routed(routes: tuple[_Route, ...], records: Records) -> tuple[Handler, _Bat
     batches: _Batches = [(route, []) for route in routes]
 
     def call_first_match(record: Record) -> Any:
-        key, value = record.key, record.value
-        decoding = _BYTES
-        for route, rows in batches:
-            if route.decoding != decoding:
-                if decoding != _BYTES:  # a copy, because the last filter may have kept the record that it was given
-                    record = replace(record, key=key, value=value)
-                route.decode(record)
-                decoding = route.decoding
-            if not route.wants(record):
-                continue
-            if route.functions.tier is not Tier.ARROW:
-                return route.functions.handler(record)
-            rows.append(int(np.searchsorted(records.offsets, record.offset)))
-            return None
-        raise Unmatched
+        route, record = _first_match(routes, record)
+        if route.functions.tier is not Tier.ARROW:
+            return route.functions.handler(record)
+        rows = next(rows for each, rows in batches if each is route)
+        rows.append(int(np.searchsorted(records.offsets, record.offset)))
+        return None
 
     return call_first_match, batches
+
+
+def _first_match(routes: Sequence[_Route], record: Record) -> tuple[_Route, Record]:
+    """Returns the first route that wants a record, and the record as it has decoded it. Raises what a filter raises,
+    DecodingFailed, TaskFailure, and Unmatched if no route wants the record."""
+    key, value = record.key, record.value
+    decoding = _BYTES
+    for route in routes:
+        if route.decoding != decoding:
+            if decoding != _BYTES:  # a copy, because the last filter may have kept the record that it was given
+                record = replace(record, key=key, value=value)
+            route.decode(record)
+            decoding = route.decoding
+        if route.wants(record):
+            return route, record
+    raise Unmatched
 
 
 def _decoded(routes: tuple[_Route, ...], records: Records, row: int) -> Iterator[bytes | str]:
@@ -289,7 +308,51 @@ def call_handler(
     return whole
 
 
+def _chosen(handler: Handler) -> tuple[Choose, Callable[[Records], PayloadOf]]:
+    return lambda record: (handler, record), lambda records: records.payload_of
+
+
+def functions_of(handler: Handler | Streams) -> list[StreamFunctions]:
+    """Returns the functions of the streams; without streams those of the handler."""
+    return handler.functions if isinstance(handler, Streams) else [StreamFunctions.of_handler(handler)]
+
+
+def can_be_cancelled(handler: Handler | Streams, settings: ReplaySettings) -> bool:
+    """Returns whether a call that takes too long can be cancelled, so that it needs no process that can be killed."""
+    return settings.topology is None and all(each.is_asynchronous for each in functions_of(handler))
+
+
+def waiting_handlers(settings: ReplaySettings, handler: Handler | Streams) -> WaitingHandlers | None:
+    """Returns how the handlers of a task are called if several calls may be under way, or if they need an event loop;
+    None if one call follows the other."""
+    handlers = [each.handler for each in functions_of(handler)]
+    managed = [each for each in handlers if isinstance(each, ManagedHandler)]
+    if (settings.concurrency or 1) == 1 and not any(each.needs_loop for each in managed):
+        return None
+    default = ASYNC_CONCURRENCY if any(each.is_asynchronous for each in managed) else 1
+    choose = handler.choose if isinstance(handler, Streams) else lambda _: _chosen(handler)
+    return WaitingHandlers(
+        handlers=handlers,
+        choose=choose,
+        limit=settings.concurrency or default,
+        threads=settings.concurrency or 1,
+        deliver_tombstones=settings.deliver_tombstones,
+        timeout=settings.record_timeout,
+    )
+
+
 CallHandler = Callable[[Records], Outcomes]
+
+
+def load_calls(settings: ReplaySettings, tier: Tier, observer: Observer | None = None) -> "CallHandler | CallsUnderWay":
+    """Returns what calls the job's handler in this process: one record after the other, or several at once. Raises what
+    `load_handler_or_streams` raises."""
+    handler = _load_once(settings.handler, settings.translation, False, settings.tokens is not None)
+    waiting = waiting_handlers(settings, handler) if tier is Tier.RECORD or isinstance(handler, Streams) else None
+    if waiting is None:
+        return load_call(settings, tier, observer)
+    use_in_flight_settings(settings)
+    return CallsUnderWay(waiting, outcome_clock(settings.now, settings.not_before), observer)
 
 
 def load_call(
@@ -312,7 +375,19 @@ def load_call(
 
 def serve(data: socket.socket, log: CallLog) -> None:
     """Calls the handler of records on batches, as a Spark task does."""
-    serve_requests(data, log, lambda start, observer: load_call(start[0], start[1], observer))
+    serve_requests(data, log, lambda start, observer: _serving(start[0], start[1], observer))
+
+
+def _serving(settings: ReplaySettings, tier: Tier, observer: Observer) -> Callable[[RecordCalls], Outcomes]:
+    calls = load_calls(settings, tier, observer)
+    if not isinstance(calls, CallsUnderWay):
+        return lambda request: calls(request.records)
+
+    def respond(request: RecordCalls) -> Outcomes:
+        observer.log.begin_rows()
+        return calls.outcomes_of(*request)
+
+    return respond
 
 
 def load_handler_or_streams(

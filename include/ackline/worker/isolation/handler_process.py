@@ -7,6 +7,8 @@ waits in one place, on both sockets at once, so it notices a death as well as a 
 `IsolatedHandler` is the handler of records there. If the process dies before it answers, it finds the culprit:
 - A record handler gets one record at a time. The record of the last call caused the death, and fails. Records before it
   keep the outcomes that they had. A new process gets the rest; no record is given to the handler twice.
+- If many calls were under way, those that had ended keep their outcomes, and the others are made again, one after the
+  other, until the culprit has its outcome. At most once allows no second call, so there each of them fails.
 - An Arrow handler gets a batch. The batch is halved and tried again until the culprit is alone. At most once allows no
   second call, so there the whole batch fails.
 
@@ -24,7 +26,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +37,7 @@ from ackline.handler import Durations, Tier
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.worker.isolation import serving
 from ackline.worker.isolation.fork_server import COMMAND, END_CALL, EXIT_GRACE, FORK, QUIT, STATUS
-from ackline.worker.isolation.serving import NO_CALL, CallLog, CallState
+from ackline.worker.isolation.serving import NO_CALL, CallLog, CallState, RecordCalls
 from ackline.worker.outcomes import Clock, Outcomes, RowOutcome
 from ackline.worker.records import Int64s, Records
 from ackline.worker.settings import ReplaySettings
@@ -70,6 +72,13 @@ class Death:
     """The last call had not returned."""
     timed_out: bool
     """The task had the process killed, because that call took too long."""
+    rows: Int64s | None = None
+    """Where many calls were under way at once: the words of the call log, by row. `given` holds rows then."""
+
+    @property
+    def under_way(self) -> Int64s:
+        """The rows whose calls were under way, where many were at once."""
+        return np.flatnonzero(self.rows > 0) if self.rows is not None else np.empty(0, np.int64)
 
     def failure(self, row: int, limit: float | None, time: int, among: str = "") -> RowOutcome:
         """Returns the outcome of a row in whose call the process died. `limit` is the time limit of a call in seconds,
@@ -87,7 +96,7 @@ class HandlerProcess:
 
     def __init__(self, program: str, start: object, limit: float | None) -> None:
         self._first_message, self._limit = start, limit
-        self._idle_deaths = 0
+        self._idle_deaths = self._calls = 0
         self._returned: list[tuple[int, Any]] = []
         self.lost = Durations()
         """How many calls the process has died in, and how long they took."""
@@ -107,6 +116,7 @@ class HandlerProcess:
         """Has the process make the calls of a request, of which there are at most `calls`. Returns the response, or the
         `Death` of the process. Raises what the calls and the handler's import raise in the process, TransientError if
         the fork server is gone, and FatalError if processes died three times in a row before they made a call."""
+        self._calls = calls
         self._log.begin_batch(calls)
         response = self._start() if self._data is None else None
         if not isinstance(response, Death):
@@ -127,6 +137,8 @@ class HandlerProcess:
 
     def calls_ended(self) -> int:
         """Returns how many calls of the request under way have ended; 0 while one call has all its rows."""
+        if (rows := self._log.rows(self._calls)) is not None:
+            return int(np.count_nonzero(rows < 0))
         return 0 if self._log.as_batch else max(0, self._log.state().given - 1)
 
     def take_returned(self) -> list[tuple[int, Any]]:
@@ -134,6 +146,12 @@ class HandlerProcess:
         and forgets it."""
         returned, self._returned = self._returned, []
         return returned
+
+    def close_handlers(self) -> None:
+        """Has the process close the handlers that are classes. Raises the AcklineError of a `close`, and FatalError if
+        the process dies in one."""
+        if self._data is not None and isinstance(death := self._exchange(None, None), Death):
+            raise FatalError(f"the handler's process {death.how} while its handlers were closed")
 
     def start(self) -> None:
         """Starts the process without a record. If it dies, the next call starts another. Raises what the handler's
@@ -174,7 +192,8 @@ class HandlerProcess:
             overdue = self._overdue_call(until)
             if overdue is not None and overdue != accused:
                 accused = overdue
-                self._command(END_CALL, overdue)
+                # Where many are under way, the state tells none of them: all are called again, each alone.
+                self._command(END_CALL, overdue if overdue.given >= 0 else NO_CALL)
 
     def _wait(self, connected: bool, sending: bool, until: float | None) -> set[int]:
         """Waits for events, at most until a call may be overdue. Returns the descriptors of the ready sockets."""
@@ -185,7 +204,7 @@ class HandlerProcess:
             poll.register(self._data, select.POLLIN | (select.POLLOUT if sending else 0))
         patience = _MAX_WAIT if until is None else min(_MAX_WAIT, until - time.monotonic())
         if self._limit is not None:
-            began_at = self._log.state().began_at
+            began_at = self._call_under_way().began_at
             left = self._limit if began_at <= 0 else self._limit - (time.monotonic_ns() - began_at) / _NS
             patience = min(patience, left)
         return {descriptor for descriptor, _ in poll.poll(max(1, patience * 1000))}
@@ -234,7 +253,9 @@ class HandlerProcess:
             inbox.read(data)
         for response in self._responses(inbox, reported):
             return response
-        state, given = self._log.state(), self._log.given()
+        state, given, rows = self._log.state(), self._log.given(), self._log.rows(self._calls)
+        if rows is not None:
+            given = np.flatnonzero(rows)
         if state.began_at > 0 and len(given) and given[-1] not in reported:
             self.lost.measure(time.monotonic_ns() - state.began_at)
         return Death(
@@ -243,14 +264,23 @@ class HandlerProcess:
             reported=reported,
             as_batch=self._log.as_batch,
             in_call=bool(state.began_at),
-            timed_out=accused is not None and state == accused,
+            timed_out=accused is not None and (rows is not None or state == accused),
+            rows=rows,
         )
+
+    def _call_under_way(self) -> CallState:
+        """Returns the call under way that began first. Where many are, it has the number -1."""
+        rows = self._log.rows(self._calls)
+        if rows is None:
+            return self._log.state()
+        under_way = rows[rows > 0]
+        return CallState(-1, int(under_way.min()) if len(under_way) else 0)
 
     def _overdue_call(self, until: float | None) -> CallState | None:
         """Returns a call that exceeds its limit, NO_CALL for a start that does, and None if neither does."""
         if until is not None and time.monotonic() > until:
             return NO_CALL
-        state = self._log.state()
+        state = self._call_under_way()
         if self._limit is not None and state.began_at > 0 and time.monotonic_ns() - state.began_at > self._limit * _NS:
             return state
         return None
@@ -300,17 +330,17 @@ class IsolatedHandler:
 
     def __call__(self, records: Records) -> Outcomes:
         """Returns the outcome of each record. Raises what `HandlerProcess.request` raises."""
-        remaining = [np.arange(len(records))]
+        remaining = [(np.arange(len(records)), False)]
         parts: list[tuple[Int64s, Outcomes]] = []
         while remaining:
-            rows = remaining.pop()
+            rows, alone = remaining.pop()
             part = records if len(rows) == len(records) else records.take(rows)
-            result = self._process.request(part, len(part))
+            result = self._process.request(RecordCalls(part, alone), len(part))
             if isinstance(result, Death):
-                decided, again = self._split(part, result)
+                decided, again = self._split(part, result, alone)
                 if len(decided):
                     parts.append((rows[decided], self._outcomes_after_death(part, decided, result)))
-                remaining += [rows[indexes] for indexes in again if len(indexes)]
+                remaining += [(rows[indexes], is_alone) for indexes, is_alone in again if len(indexes)]
             else:
                 assert isinstance(result, Outcomes)
                 parts.append((rows, result))
@@ -320,27 +350,38 @@ class IsolatedHandler:
         whole.insert(parts)
         return whole
 
-    def _split(self, part: Records, death: Death) -> tuple[Int64s, list[Int64s]]:
-        """Returns the rows of `part` whose outcome the death decides, and those to try again: the last list first."""
-        given = np.isin(part.offsets, death.given)
+    def _split(self, part: Records, death: Death, alone: bool) -> tuple[Int64s, list[tuple[Int64s, bool]]]:
+        """Returns the rows of `part` whose outcome the death decides, and those to try again: the last list first, each
+        with whether its calls are made one after the other."""
+        given = np.isin(np.arange(len(part)) if death.rows is not None else part.offsets, death.given)
         begun, rest = np.flatnonzero(given), np.flatnonzero(~given)
         if not len(begun):
-            return begun, [rest]
+            return begun, [(rest, alone)]
+        if death.rows is not None:
+            under_way = death.under_way
+            if self._once or len(under_way) <= 1:
+                return begun, [(rest, alone)]
+            return np.setdiff1d(begun, under_way), [(rest, alone), (under_way, True)]
         if not death.as_batch:
-            return begun, [rest[_ROWS_AFTER_DEATH:], rest[:_ROWS_AFTER_DEATH]]
+            return begun, [(rest[_ROWS_AFTER_DEATH:], alone), (rest[:_ROWS_AFTER_DEATH], alone)]
         if self._once or len(begun) == 1:
-            return begun, [rest]
+            return begun, [(rest, alone)]
         half = len(begun) // 2
-        return begun[:0], [rest, begun[half:], begun[:half]]
+        return begun[:0], [(rest, alone), (begun[half:], alone), (begun[:half], alone)]
 
     def _outcomes_after_death(self, part: Records, decided: Int64s, death: Death) -> Outcomes:
         time = self._now()
         if death.as_batch:
             not_acked = [self._failure(row, death, time, len(decided)) for row in range(len(decided))]
         else:
-            # A process that dies between the two writes of the log leaves a call without a row.
-            culprit = int(death.given[-1]) if death.in_call and len(death.given) else None
-            not_acked = list(_outcomes_of_calls(part.offsets[decided], death, culprit, self._failure(0, death, time)))
+            culprits: Collection[int]
+            if death.rows is not None:
+                culprits = set(part.offsets[death.under_way].tolist())
+            else:
+                # A process that dies between the two writes of the log leaves a call without a row.
+                culprits = {int(death.given[-1])} if death.in_call and len(death.given) else ()
+            failure = self._failure(0, death, time)
+            not_acked = list(_outcomes_of_calls(part.offsets[decided], death, culprits, failure))
         return Outcomes(np.full(len(decided), time, dtype=np.int64), not_acked, len(decided))
 
     def _failure(self, row: int, death: Death, time: int, rows: int = 1) -> RowOutcome:
@@ -354,17 +395,23 @@ class IsolatedHandler:
         """Starts the process, which imports the handler. Raises what the import raises."""
         self._process.start()
 
+    def close_handlers(self) -> None:
+        """Raises what `HandlerProcess.close_handlers` raises."""
+        self._process.close_handlers()
+
     def close(self) -> None:
         """Ends the process."""
         self._process.close()
 
 
-def _outcomes_of_calls(offsets: Int64s, death: Death, culprit: int | None, failure: RowOutcome) -> Iterator[RowOutcome]:
-    """Yields the outcomes that the process reported before it died, and `failure` for the culprit."""
+def _outcomes_of_calls(
+    offsets: Int64s, death: Death, culprits: Collection[int], failure: RowOutcome
+) -> Iterator[RowOutcome]:
+    """Yields the outcomes that the process reported before it died, and `failure` for the culprits."""
     for row, offset in enumerate(offsets.tolist()):
         if offset in death.reported:
             outcome = death.reported[offset]
             if outcome is not None:
                 yield outcome.at_row(row)
-        elif offset == culprit:
+        elif offset in culprits:
             yield failure.at_row(row)

@@ -25,20 +25,25 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from ackline.calling import close_handlers
 from ackline.errors import AcklineError, FatalError
 from ackline.handler import Handler, Record, Tier
 from ackline.worker.outcomes import RowOutcome
-from ackline.worker.records import Int64s
+from ackline.worker.records import Int64s, Records
 
 _WORD = 8
 # The words of the log: how many rows the handler was given, when the call under way began (0: none is under way),
 # whether it was given the rows as one batch, and from the fourth word on their offsets.
 _GIVEN, _BEGAN_AT, _AS_BATCH, _OFFSETS = 0, 1, 2, 3
+# The third word where many calls are under way at once. Then the words from the fourth on are those of the rows: 0
+# before the call, the time when it began (as above) while it is under way, and _ENDED after it.
+_ROWS, _ENDED = 2, -1
 # In place of that time: a call is under way, and waits for the schema registry, which is not the handler's doing.
 _WAITING = -1
 _STATE = struct.Struct("=qq")
@@ -87,6 +92,7 @@ class CallLog:
         self._words[_BEGAN_AT] = 0
         self._words[_GIVEN] = 0
         self._words[_AS_BATCH] = 0
+        self._words[_OFFSETS : _OFFSETS + rows] = memoryview(bytes(rows * _WORD)).cast("q")
 
     def open_batch(self) -> None:
         """In the handler's process: makes room for the batch that the task has begun."""
@@ -101,6 +107,25 @@ class CallLog:
         words[_OFFSETS + given] = number
         words[_BEGAN_AT] = time.monotonic_ns()  # before the count, as in `wrap`
         words[_GIVEN] = given + 1
+
+    def begin_rows(self) -> None:
+        """In the handler's process: from now on many calls of the batch may be under way at once."""
+        self._words[_AS_BATCH] = _ROWS
+
+    def begin_row(self, row: int) -> None:
+        """In the handler's process: logs that the call of a row begins."""
+        self._words[_OFFSETS + row] = time.monotonic_ns()
+
+    def end_row(self, row: int) -> None:
+        """In the handler's process: logs that the call of a row has ended. Call it after `Observer.report`."""
+        self._words[_OFFSETS + row] = _ENDED
+
+    def rows(self, count: int) -> Int64s | None:
+        """Returns the words of the first rows: 0 before the call, positive while it is under way, negative after it.
+        None if one call follows the other."""
+        if self._words[_AS_BATCH] != _ROWS:
+            return None
+        return np.array(self._words[_OFFSETS : _OFFSETS + count], dtype=np.int64)
 
     def end_batch(self) -> None:
         """In the handler's process: logs that the last call has returned."""
@@ -127,7 +152,7 @@ class CallLog:
     @property
     def as_batch(self) -> bool:
         """Whether one call got all rows, so that any of them may be the culprit."""
-        return bool(self._words[_AS_BATCH])
+        return self._words[_AS_BATCH] == 1
 
     def wrap(self, handler: Handler, tier: Tier) -> Handler:
         """Returns the handler; each call of it is logged before it is made."""
@@ -238,6 +263,14 @@ class Inbox:
         return None
 
 
+class RecordCalls(NamedTuple):
+    """A request: the calls of some records."""
+
+    records: Records
+    alone: bool
+    """Each call is made after the end of the one before, though the handler may have many under way."""
+
+
 Respond = Callable[[Any], object]
 
 
@@ -247,11 +280,13 @@ class Observer:
 
     def __init__(self, data: socket.socket, log: CallLog) -> None:
         self._data = data
+        self._lock = Lock()
         self.log = log
 
     def report(self, offset: int, outcome: RowOutcome) -> None:
-        """Sends the outcome of the record at `offset` at once."""
-        send(self._data, ("outcome", (offset, outcome)))
+        """Sends the outcome of the record at `offset` at once. Calls that are under way at once may each report."""
+        with self._lock:
+            send(self._data, ("outcome", (offset, outcome)))
 
     def returned(self, number: int, result: object) -> None:
         """Sends what the call `number` has returned, so that it is not lost with this process."""
@@ -271,7 +306,11 @@ def serve_requests(data: socket.socket, log: CallLog, load: Callable[[Any, Obser
         while True:
             request = receive(data)
             log.open_batch()
-            response = respond(request)
+            response = None
+            if request is None:
+                close_handlers()
+            else:
+                response = respond(request)
             log.end_batch()
             send(data, ("response", response))
     except EOFError:
@@ -281,7 +320,7 @@ def serve_requests(data: socket.socket, log: CallLog, load: Callable[[Any, Obser
     except Exception as error:
         # The process may be out of memory because of what the handler keeps. A new process has room again. The task
         # has in the call log what this process was given, and has received what it reported.
-        if isinstance(error, MemoryError) or log.state().given:
+        if isinstance(error, MemoryError) or log.state().given or log.rows(1) is not None:
             os._exit(1)
         # The error's text may quote a record, so only its class is sent.
         failure = FatalError(f"the handler's process failed outside of the handler ({type(error).__name__})")

@@ -1,0 +1,362 @@
+"""Keeps many calls of a record handler under way in one Spark task.
+
+Plain functions are called by threads, asynchronous ones on an event loop. Calls begin in the order of offsets, and no
+call waits for the end of a batch: the task gives more records before the calls of the last ones have ended. What ended
+waits here until all before it has ended, so that outcomes are stored in the order of offsets.
+
+Memory is bounded. At most `limit` calls are under way, and as many records wait for one. A portion of records is kept
+whole until its last call has ended; then its payloads go, and what is left of a record takes some hundred bytes.
+"""
+
+import asyncio
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ackline.calling import ManagedHandler, TaskFailure
+from ackline.handler import Handler, Record
+from ackline.ledger.outcomes import ErrorClass, Outcome
+from ackline.worker.call import end_forked_copy, forks, in_flight_answer, in_flight_outcome
+from ackline.worker.event_loop import EventLoop
+from ackline.worker.isolation.serving import Observer
+from ackline.worker.outcomes import Clock, Outcomes, PayloadOf, RowOutcome, outcome_of_exception, tombstone_outcome
+from ackline.worker.records import Int64s, Records
+
+Choose = Callable[[Record], tuple[Handler, Record]]
+"""Returns the handler that takes a record, and the record as that handler gets it. What it raises is the outcome of the
+record, but for TaskFailure."""
+
+_PORTION = 500
+"""Records that are kept until the last of their calls has ended."""
+_MOST_BYTES = 64 << 20
+"""Payload that is kept beyond that of one portion."""
+_MOST_ROWS = 1_000_000
+"""Records whose outcomes wait for that of an earlier one."""
+_CANCEL_AGAIN = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Portion:
+    """Some records of one topic-partition, with what is known of their outcomes."""
+
+    records: Records
+    first: int
+    """The number of its first row among the records that the task has given at once."""
+    handled_at: Int64s
+    payload_of: PayloadOf
+    left: int = 0
+    """Calls that have not ended."""
+    calls: int = 0
+    not_acked: list[RowOutcome] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the keys and the values."""
+        return int(self.records.keys.nbytes + self.records.values.nbytes)
+
+    def without_payload(self) -> None:
+        """Forgets the values: the outcome of each record is known, and its key alone is still needed for its hash."""
+        self.records = replace(self.records, values=pa.nulls(len(self.records), pa.binary()), headers=None)
+
+    def outcomes(self) -> Outcomes:
+        """Returns the outcomes, once each call has ended."""
+        self.not_acked.sort(key=lambda outcome: outcome.row)
+        return Outcomes(self.handled_at, self.not_acked, self.calls)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    portion: _Portion
+    row: int
+    handler: Handler
+    record: Record
+    context: contextvars.Context
+    overdue: bool = False
+    """The call was cancelled because it took longer than the time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingHandlers:
+    """How the handlers of a task are called, of which several calls may be under way."""
+
+    handlers: Sequence[Handler]
+    choose: Callable[[str], tuple[Choose, Callable[[Records], PayloadOf]]]
+    """Returns for a topic how a handler is chosen for a record, and what an error message must not repeat of a row."""
+    limit: int
+    """Calls under way at once, at most."""
+    threads: int
+    """Of these, calls of plain functions."""
+    deliver_tombstones: bool
+    timeout: float | None
+    """Seconds that an asynchronous call may take."""
+
+
+_Ended = tuple[_Call, Any, BaseException | None, int]
+"""A call that has ended, with what it has returned or raised, and when."""
+
+
+class CallsUnderWay:
+    """The calls of one Spark task. Close it at the end of the task, also of one that fails. An `observer` logs each
+    call before it is made, and gets the outcome of each that has ended."""
+
+    def __init__(self, waiting: WaitingHandlers, now: Clock, observer: Observer | None = None) -> None:
+        self._waiting, self._now, self._observer = waiting, now, observer
+        self._limit = waiting.limit
+        self._forks = forks()
+        self._portions: deque[_Portion] = deque()
+        """Those whose outcomes are not yet taken, in the order of their records."""
+        self._begun = self._kept = self._taken = 0
+        """Calls that have begun, those whose outcomes are kept, and those whose outcomes `take` has yielded."""
+        self._bytes = self._rows = 0
+        self._ended: deque[_Ended] = deque()
+        self._enough_ended = threading.Event()
+        self._awaited = -1
+        """So few calls must be under way before the task's first thread goes on. It is woken once for many calls: to
+        wake it for each would take more time than all the rest."""
+        self._for_threads: SimpleQueue[_Call | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._for_loop: deque[_Call] = deque()
+        self._loop: EventLoop | None = None
+        self._running = 0  # touched on the loop alone
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop_is_to_look = False
+        self._is_open = self._closed = False
+
+    def take(self, records: Records, alone: bool = False) -> Iterator[tuple[Records, Outcomes]]:
+        """Begins the calls of some records, as soon as there is room for each: `alone` after the end of the call
+        before. Yields the records whose outcomes are known, in the order in which they were given. Raises the
+        AcklineError that keeps a record from being handled without being its fault."""
+        self._limit = 1 if alone else self._waiting.limit
+        for start in range(0, len(records), _PORTION):
+            self._begin(records.slice(start, _PORTION), start)
+            yield from self._known()
+
+    def outcomes_of(self, records: Records, alone: bool) -> Outcomes:
+        """Returns the outcomes of some records, once each of their calls has ended. Raises what `take` raises."""
+        parts = [outcomes for _, outcomes in (*self.take(records, alone), *self.finish())]
+        starts = np.cumsum([0, *(len(part.handled_at) for part in parts)])
+        not_acked = [
+            each.at_row(each.row + int(start))
+            for part, start in zip(parts, starts, strict=False)
+            for each in part.not_acked
+        ]
+        times = [part.handled_at for part in parts]
+        return Outcomes(np.concatenate([np.empty(0, np.int64), *times]), not_acked, sum(part.calls for part in parts))
+
+    def finish(self) -> Iterator[tuple[Records, Outcomes]]:
+        """Waits for the calls that are under way. Yields the records that `take` has not."""
+        while self._portions:
+            yield from self._known()
+            self._await(0)
+
+    def calls_ended(self) -> int:
+        """Returns how many calls have ended whose outcomes are not yet taken."""
+        return self._kept + len(self._ended) - self._taken
+
+    def _open(self) -> None:
+        """Opens the handlers, before the first call: a task without one needs no connection."""
+        managed = [handler for handler in self._waiting.handlers if isinstance(handler, ManagedHandler)]
+        if any(handler.needs_loop for handler in managed):
+            self._loop = EventLoop()
+        for handler in managed:
+            handler.open(run_nothing if self._loop is None else self._loop.run)
+        self._is_open = True
+
+    def _begin(self, records: Records, first: int) -> None:
+        choose, payload_of = self._waiting.choose(records.tp.topic)
+        portion = _Portion(records, first, np.zeros(len(records), np.int64), payload_of(records))
+        while self._portions and (self._bytes + portion.size > _MOST_BYTES or self._rows > _MOST_ROWS):
+            if not self._portions[0].left:
+                break  # its outcomes are known, and wait for nothing but being taken
+            self._await(self._begun - self._kept - 1)
+        self._portions.append(portion)
+        self._bytes += portion.size
+        self._rows += len(records)
+        portion.left = 1  # until the last call has begun, so that none of them ends the portion
+        called = None
+        if not self._waiting.deliver_tombstones and records.values.null_count:
+            called = records.values.is_valid().to_numpy(zero_copy_only=False)
+        for row, record in enumerate(records):
+            if called is not None and not called[row]:
+                portion.handled_at[row] = self._now()
+                portion.not_acked.append(tombstone_outcome(row, int(portion.handled_at[row])))
+                continue
+            if self._begun - self._kept >= 2 * self._limit:
+                self._await(self._limit)
+            self._call(portion, row, record, choose)
+        self._end_one(portion)
+
+    def _call(self, portion: _Portion, row: int, record: Record, choose: Choose) -> None:
+        try:
+            handler, record = choose(record)
+        except TaskFailure as failure:
+            raise failure.error from None
+        except BaseException as error:  # of a filter, or because nothing takes the record
+            if self._forks != forks():
+                end_forked_copy(error)
+            portion.handled_at[row] = time = self._now()
+            portion.not_acked.append(outcome_of_exception(error, row, portion.records, time, portion.payload_of))
+            return
+        if not self._is_open:
+            self._open()
+        portion.left += 1
+        portion.calls += 1
+        self._begun += 1
+        if isinstance(handler, ManagedHandler):
+            call = _Call(portion, row, handler.begin, record, contextvars.copy_context())
+            if handler.is_asynchronous:
+                self._for_loop.append(call)
+                if not self._loop_is_to_look:
+                    self._loop_is_to_look = True
+                    assert self._loop is not None
+                    self._loop.submit(self._look)
+                return
+        else:
+            call = _Call(portion, row, handler, record, contextvars.copy_context())
+        self._for_threads.put(call)
+        if len(self._threads) < min(self._waiting.threads, self._limit, self._begun - self._kept):
+            thread = threading.Thread(target=self._work, name=f"ackline-call-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        """In a thread: makes one call after the other."""
+        while (call := self._for_threads.get()) is not None:
+            result, error = None, None
+            self._log_begin(call)
+            try:
+                result = call.context.run(call.handler, call.record)
+            except BaseException as raised:  # sys.exit, too, is the outcome of this record alone
+                error = raised
+            if self._forks != forks():
+                end_forked_copy(error)
+            self._end(call, result, error)
+
+    def _look(self) -> None:
+        """On the loop: begins the calls that there is room for."""
+        # First: a call that is appended from now on is found here, or comes with another look.
+        self._loop_is_to_look = False
+        assert self._loop is not None
+        while self._for_loop and self._running < self._limit and not self._closed:
+            call = self._for_loop.popleft()
+            self._running += 1
+            task = self._loop.loop.create_task(self._await_call(call), context=call.context)
+            self._tasks.add(task)  # a loop alone does not keep its tasks alive
+            task.add_done_callback(self._tasks.discard)
+
+    async def _await_call(self, call: _Call) -> None:
+        result, error, timer = None, None, None
+        self._log_begin(call)
+        if self._waiting.timeout is not None:
+            task = asyncio.current_task()
+            timer = asyncio.get_running_loop().call_later(self._waiting.timeout, self._cancel, call, task)
+        try:
+            result = await call.handler(call.record)
+        except BaseException as raised:
+            error = raised
+        if timer is not None:
+            timer.cancel()
+        if self._closed:  # the task of Spark has failed or was cancelled: nothing of it is stored
+            return
+        if self._forks != forks():
+            end_forked_copy(error)
+        self._end(call, result, error)
+        self._running -= 1
+        if self._for_loop:
+            self._look()
+
+    def _cancel(self, call: _Call, task: "asyncio.Task[Any] | None") -> None:
+        """On the loop: cancels an overdue call, and again each second that it goes on."""
+        if task is not None and not task.done():
+            call.overdue = True
+            task.cancel()
+            asyncio.get_running_loop().call_later(_CANCEL_AGAIN, self._cancel, call, task)
+
+    def _log_begin(self, call: _Call) -> None:
+        if self._observer is not None:
+            self._observer.log.begin_row(call.portion.first + call.row)
+
+    def _end(self, call: _Call, result: Any, error: BaseException | None) -> None:
+        """In a thread, or on the loop: says that a call has ended."""
+        time = self._now()
+        if self._observer is not None:  # at once: another call may end this process
+            outcome = self._outcome(call, result, error, time)
+            if outcome is not None:
+                self._observer.report(call.record.offset, outcome)
+            self._observer.log.end_row(call.portion.first + call.row)
+        self._ended.append((call, result, error, time))
+        if self._begun - self._kept - len(self._ended) <= self._awaited and not self._enough_ended.is_set():
+            self._enough_ended.set()
+
+    def _await(self, under_way: int) -> None:
+        """Waits until at most so many calls are under way, and keeps the outcomes of those that have ended."""
+        self._awaited = under_way
+        while self._keep_ended() > under_way:
+            self._enough_ended.clear()
+            # Looked at after it is cleared: a call that has ended before that has not set it.
+            if self._begun - self._kept - len(self._ended) > under_way:
+                self._enough_ended.wait()
+        self._awaited = -1
+
+    def _keep_ended(self) -> int:
+        """Keeps the outcomes of the calls that have ended. Returns how many are under way."""
+        while self._ended:
+            self._keep(*self._ended.popleft())
+            self._kept += 1
+        return self._begun - self._kept
+
+    def _keep(self, call: _Call, result: Any, error: BaseException | None, time: int) -> None:
+        call.portion.handled_at[call.row] = time
+        if (outcome := self._outcome(call, result, error, time)) is not None:
+            call.portion.not_acked.append(outcome)
+        self._end_one(call.portion)
+
+    def _outcome(self, call: _Call, result: Any, error: BaseException | None, time: int) -> RowOutcome | None:
+        """Returns the outcome of a call that has ended; None if its record is acked."""
+        if call.overdue:
+            text = f"the handler did not return within {self._waiting.timeout:g} s"
+            return RowOutcome(call.row, Outcome.FAILED, ErrorClass.TIMEOUT, text, time)
+        if error is None and result is not None:
+            try:
+                in_flight = in_flight_answer(result)
+                return None if in_flight is None else in_flight_outcome(in_flight, call.row, time)
+            except Exception as invalid:
+                error = invalid
+        if error is None:
+            return None
+        return outcome_of_exception(error, call.row, call.portion.records, time, call.portion.payload_of)
+
+    def _end_one(self, portion: _Portion) -> None:
+        portion.left -= 1
+        if not portion.left:
+            self._bytes -= portion.size
+            portion.without_payload()
+
+    def _known(self) -> Iterator[tuple[Records, Outcomes]]:
+        """Yields the first portions, as far as each of their calls has ended."""
+        self._keep_ended()
+        while self._portions and not self._portions[0].left:
+            portion = self._portions.popleft()
+            self._rows -= len(portion.records)
+            self._taken += portion.calls
+            yield portion.records, portion.outcomes()
+
+    def close(self) -> None:
+        """Ends the threads and the loop. What is under way on the loop is cancelled; a thread ends with its call."""
+        self._closed = True
+        for _ in self._threads:
+            self._for_threads.put(None)
+        if self._loop is not None:
+            self._loop.close()
+
+
+def run_nothing(_: Any) -> Any:
+    """Stands for a loop where no handler needs one."""
+    raise AssertionError("a handler that needs no loop has something to await")

@@ -1,0 +1,45 @@
+"""Faults 11 and 12 where many calls are under way at once: the record that caused the death is found, and what had
+ended keeps its outcome."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.worker.isolation.conftest import MakeIsolated
+from tests.worker.isolation.lab import batch_of, calls, classes
+
+WAITING = "tests.worker.isolation.killers_that_wait"
+VALUES = [b"ok", b"fail", b"meet", b"kill", None, b"meet", b"late", b"fail", b"late"]
+BEFORE, LATE = ["acked", "ValueError"], ["acked", "ValueError", "acked"]
+
+
+@pytest.mark.parametrize("handler", ["meet", "Meet"])
+def test_calls_under_way_are_made_again_one_by_one_until_the_culprit_has_its_outcome(
+    isolated: MakeIsolated, folder: Path, handler: str
+) -> None:
+    """The process dies twice: when three calls are under way, and when the culprit is called alone."""
+    outcomes = isolated(f"{WAITING}:{handler}", concurrency=3)(batch_of(VALUES))
+    assert classes(outcomes, 9) == [*BEFORE, "acked", "WorkerLost", "Tombstone", "acked", *LATE]
+    assert [each.error_message for each in outcomes.not_acked if each.error_class == "WorkerLost"] == [
+        "the handler's process was killed by SIGKILL"
+    ]
+    made = Counter((offset - 100) // 2 for offset in calls(folder))
+    assert made == {0: 1, 1: 1, 2: 2, 3: 2, 5: 2, 6: 1, 7: 1, 8: 1}
+
+
+@pytest.mark.parametrize("handler", ["meet", "Meet"])
+def test_i7_at_most_once_each_call_under_way_fails_and_none_is_made_again(
+    isolated: MakeIsolated, folder: Path, handler: str
+) -> None:
+    outcomes = isolated(f"{WAITING}:{handler}", concurrency=3, once=True)(batch_of(VALUES))
+    lost = ["WorkerLost", "WorkerLost", "Tombstone", "WorkerLost"]
+    assert classes(outcomes, 9) == [*BEFORE, *lost, *LATE]
+    assert sorted(calls(folder)) == [100 + 2 * row for row, value in enumerate(VALUES) if value is not None]
+
+
+def test_a_call_that_hangs_fails_alone(isolated: MakeIsolated) -> None:
+    values = [b"ok"] * 5 + [b"hang"] + [b"ok"] * 5
+    outcomes = isolated(f"{WAITING}:hang", concurrency=2, limit=0.4)(batch_of(values))
+    assert classes(outcomes, 11) == ["acked"] * 5 + ["Timeout"] + ["acked"] * 5
+    assert outcomes.not_acked[0].error_message == "the handler did not return within 0.4 s"
