@@ -10,6 +10,7 @@ before the task reports outcomes. What they raise ends the task, and is no outco
 """
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import os
@@ -53,8 +54,9 @@ class ManagedHandler:
         self._kind = target if inspect.isclass(target) else None
         function: Any = getattr(target, "__call__") if self._kind is not None else target  # noqa: B004, B009
         functools.update_wrapper(self, function, updated=())
-        if hasattr(target, TIER):
-            setattr(self, TIER, getattr(target, TIER))
+        tier = getattr(target, TIER, getattr(function, TIER, None))  # a decorator may stand at the class or at its call
+        if tier is not None:
+            setattr(self, TIER, tier)
         self._call: Callable[..., Any] = target
         self._made: _Made | None = None
         self._is_generator = inspect.isgeneratorfunction(function)
@@ -64,6 +66,8 @@ class ManagedHandler:
             is_asynchronous(getattr(self._kind, name, None)) for name in ("open", "close")
         )
         """Whether a call, or `open` or `close`, is awaited."""
+        self.buffers = hasattr(self._kind, "close")
+        """Whether a record may count as handled only once `close` has returned, because the object may write there."""
 
     def __call__(self, given: Any) -> Any:
         """Calls the handler, and returns when the work is done."""
@@ -134,7 +138,7 @@ class _Made:
             if inspect.isawaitable(result):
                 run(result)
 
-        with_errors(f"`{name}` of {self.path} failed", call)
+        with_errors(f"`{name}` of {self.path} failed", call, may_quote=name == "close")
 
 
 _objects: dict[type, _Made] = {}
@@ -143,23 +147,31 @@ works on one task at a time."""
 
 
 def close_handlers() -> None:
-    """Calls the `close` of each object that is open: the task ends. Raises as `ManagedHandler.open` does."""
+    """Calls the `close` of each object that is open: the task ends. Raises as `ManagedHandler.open` does, for the first
+    that fails, after all others are closed."""
+    failed: AcklineError | None = None
     for made in _objects.values():
         if made.run is not None and made.process == os.getpid():
             run, made.run = made.run, None
-            made.hook("close", run)
+            try:
+                made.hook("close", run)
+            except AcklineError as error:
+                failed = failed or error
+    if failed is not None:
+        raise failed
 
 
-def with_errors(what: str, call: Callable[[], object]) -> None:
+def with_errors(what: str, call: Callable[[], object], may_quote: bool = False) -> None:
     """Calls `call`. Raises an AcklineError as it is, and anything else as an error of Ackline that begins with `what`
-    and names the line of the user's code. Its text quotes no record: none is at hand."""
+    and names the line of the user's code. Leaves its text out if that `may_quote` records, such as buffered ones."""
     try:
         call()
     except AcklineError:
         raise
     except BaseException as error:
         place = place_of_error(error)
-        text = f"{what}: {type(error).__name__}: {scrub(str(error), ())}{'' if place is None else f' ({place})'}"
+        said = "" if may_quote else f": {scrub(str(error), ())}"
+        text = f"{what}: {type(error).__name__}{said}{'' if place is None else f' ({place})'}"
         raise (TransientError if isinstance(error, OSError) else FatalError)(text) from None
 
 
@@ -174,7 +186,13 @@ def run_here(awaitable: Awaitable[T]) -> T:
     global _loop
     if _loop is None or _loop[0] != os.getpid() or _loop[1].is_closed():
         _loop = os.getpid(), asyncio.new_event_loop()
-    return raise_or_return(_loop[1].run_until_complete(guarded(awaitable)))
+    loop = _loop[1]
+    task = loop.create_task(guarded(awaitable))
+    while not task.done():
+        # A task that the handler has started may raise SystemExit, which ends the loop while this one goes on.
+        with contextlib.suppress(SystemExit):
+            loop.run_until_complete(task)
+    return raise_or_return(task.result())
 
 
 async def guarded(awaitable: Awaitable[T]) -> "tuple[T | None, BaseException | None]":

@@ -11,15 +11,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
-    "the root": 1_393,
+    "the root": 1_411,
     "ledger": 4_027,
-    "pipeline": 3_355,
+    "pipeline": 3_366,
     "forms": 1_002,
     "kafka": 2_896,
     "delta": 2_926,
     "tables": 2_498,
     "audit": 1_188,
-    "worker": 3_906,
+    "worker": 4_142,
     "trees": 4_436,
     "spark": 3_095,
     "lane": 3_044,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 57_440
-TESTS_CEILING = 70_401
+PACKAGE_CEILING = 57_705
+TESTS_CEILING = 70_535
 
 
 def lines(files: "list[Path]") -> int:

@@ -107,7 +107,7 @@ def test_a_step_that_dies_at_its_import_fails_the_task(folder: Path, monkeypatch
     )
     calls = isolated_calls(topology)
     try:
-        with pytest.raises(FatalError, match="SIGSEGV, 3 times before it was given a record"):
+        with pytest.raises(FatalError, match="SIGSEGV, 3 times while it had no record to handle"):
             called(calls, "ok")
     finally:
         calls.process.close()

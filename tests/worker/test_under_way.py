@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -29,7 +29,7 @@ from ackline.worker.outcomes import Outcomes
 from ackline.worker.records import Records
 from ackline.worker.settings import ReplaySettings
 from ackline.worker.streams import call_handler, waiting_handlers
-from ackline.worker.under_way import CallsUnderWay
+from ackline.worker.under_way import CallsUnderWay, WaitingHandlers
 from tests.e2e.documents import blocks, section
 from tests.worker.batches import NOW, records_of, results
 
@@ -222,6 +222,82 @@ def test_an_overdue_call_is_cancelled_and_fails_alone() -> None:
     assert results(outcomes, 5) == [("acked", None), ("failed", "Timeout")] * 2 + [("acked", None)]
     assert outcomes.not_acked[0].error_message == "the handler did not return within 0.05 s"
     assert cancelled == [1, 3, 3]
+
+
+def test_a_call_that_can_not_be_cancelled_ends_as_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ackline.worker.under_way._CANCEL_AGAIN", 0.01)
+
+    async def handle(record: Record) -> None:
+        while record.offset == 1 and not ended:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    ended: list[int] = []
+    [(_, outcomes)] = handled(
+        ManagedHandler(handle, "handlers:handle", emits=False), batch_at(0, 3), record_timeout=0.01
+    )
+    ended.append(1)
+    assert results(outcomes, 3) == [("acked", None), ("failed", "Timeout"), ("acked", None)]
+
+
+def test_a_handler_that_cancels_other_calls_fails_them_and_no_call_is_lost() -> None:
+    async def handle(record: Record) -> None:
+        if record.offset == 4:
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+        await asyncio.sleep(0)
+
+    [(_, outcomes)] = handled(ManagedHandler(handle, "handlers:handle", emits=False), batch_at(0, 20))
+    assert {each.error_class for each in outcomes.not_acked} <= {"CancelledError"}
+    assert len(outcomes.handled_at) == 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_streams_with_threads_and_a_loop_share_the_limit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, under_way, most = threading.Lock(), [0], [0]
+
+    def begin(change: int) -> None:
+        with lock:
+            under_way[0] += change
+            most[0] = max(most[0], under_way[0])
+
+    def plain(record: Record) -> None:
+        begin(1)
+        time.sleep(0.001)
+        begin(-1)
+
+    async def later(record: Record) -> None:
+        begin(1)
+        await asyncio.sleep(0.001)
+        begin(-1)
+
+    handlers = [plain, ManagedHandler(later, "handlers:later", emits=False)]
+    waiting = WaitingHandlers(
+        handlers, lambda _: (lambda record: (handlers[record.offset % 2], record), lambda records: records.payload_of),
+        4, 4, False, None,
+    )  # fmt: skip
+    calls = CallsUnderWay(waiting, lambda: NOW)
+    parts = [*calls.take(batch_at(0, 200)), *calls.finish()]
+    calls.close()
+    assert sum(len(part) for part, _ in parts) == 200
+    assert 1 < most[0] <= 4
+
+
+def test_what_has_ended_leaves_no_payload_behind() -> None:
+    last = threading.Event()
+
+    def first_waits(record: Record) -> None:
+        if record.offset == 0:
+            assert last.wait(SECONDS)
+        elif record.offset == 2999:
+            held.append([portion.records.values.null_count for portion in calls._portions])
+            last.set()
+
+    held: list[list[int]] = []
+    with calls_of(first_waits) as calls:
+        ended = [*calls.take(batch_at(0, 3000, b"payload")), *calls.finish()]
+    assert sum(held[0]) >= 1500
+    assert all(part.values.null_count == len(part) for part, _ in ended)
 
 
 class Buffered:

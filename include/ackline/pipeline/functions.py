@@ -35,7 +35,18 @@ class StreamFunctions:
     @property
     def is_asynchronous(self) -> bool:
         """Whether each call of the handler is awaited, so that it can be cancelled."""
-        return isinstance(self.handler, ManagedHandler) and self.handler.is_asynchronous
+        is_record = self.tier is Tier.RECORD
+        return is_record and isinstance(self.handler, ManagedHandler) and self.handler.is_asynchronous
+
+    @property
+    def needs_loop(self) -> bool:
+        """Whether a call of the handler, or its `open` or `close`, is awaited."""
+        return isinstance(self.handler, ManagedHandler) and self.handler.needs_loop
+
+    @property
+    def buffers(self) -> bool:
+        """Whether the handler may write what it has buffered when it is closed."""
+        return isinstance(self.handler, ManagedHandler) and self.handler.buffers
 
     @classmethod
     def of_handler(cls, handler: Handler) -> "StreamFunctions":
@@ -120,10 +131,10 @@ def check_concurrency(functions: Sequence[StreamFunctions], paths: Sequence[str]
             f"this key (an Arrow handler may make calls of its own at once), or write a record handler",
             key="concurrency",
         )
-    if any(function.is_asynchronous for function in functions if function.tier is Tier.RECORD):
+    if len(functions) > 1 and any(function.needs_loop for function in functions):
         raise ConfigError(
-            f"streams: {batched[0]} is an Arrow handler, and another stream's handler is asynchronous; write both as "
-            f"record handlers, or both without `async`",
+            f"streams: {batched[0]} is an Arrow handler, and a handler of the streams is asynchronous; write all as "
+            f"record handlers, or all without `async`",
             key="streams",
         )
 

@@ -21,6 +21,8 @@ _BEAT = 0.1
 _BLOCKED = 0.5
 """Seconds without a beat after which the loop counts as blocked."""
 
+_PATIENCE = 5.0
+
 log = logging.getLogger(__name__)
 
 
@@ -41,20 +43,39 @@ class EventLoop:
         asyncio.set_event_loop(self.loop)
         self.loop.call_soon(self._on_beat)
         while not self._ended.is_set():
-            # A task that a handler has started may raise SystemExit, which ends the loop in the middle of others.
+            # A task that a handler has started may raise these, which end the loop in the middle of others.
             try:
                 self.loop.run_forever()
-            except BaseException as error:
+            except (SystemExit, KeyboardInterrupt) as error:
                 log.warning("%s of a task of the handler came to the event loop, and was ignored", type(error).__name__)
         self.loop.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the loop still runs: a handler may have closed what it needs."""
+        return self._thread.is_alive()
+
+    @property
+    def blocked(self) -> float:
+        """For how many seconds the loop has not gone on."""
+        return max(0.0, time.monotonic() - self._beat - _BEAT)
 
     def submit(self, callback: Callable[[], object]) -> None:
         """Has the loop call `callback` soon."""
         self.loop.call_soon_threadsafe(callback)
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Returns what an awaitable returns, or raises what it raises, and blocks until then. Runs it on the loop."""
-        return raise_or_return(asyncio.run_coroutine_threadsafe(guarded(awaitable), self.loop).result())
+        """Returns what an awaitable returns, or raises what it raises, and blocks until then. Runs it on the loop.
+        Raises TimeoutError if the loop is blocked or gone meanwhile."""
+        answer = asyncio.run_coroutine_threadsafe(guarded(awaitable), self.loop)
+        while True:
+            try:
+                return raise_or_return(answer.result(_PATIENCE))
+            except TimeoutError:
+                if answer.done():
+                    raise
+                if not self.is_alive or self.blocked > _PATIENCE:
+                    raise TimeoutError("a call blocks the event loop") from None
 
     def close(self, seconds: float = 5.0) -> None:
         """Cancels what still runs, and ends the loop. Waits `seconds` at most for a task that does not end."""

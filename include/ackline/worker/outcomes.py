@@ -28,6 +28,8 @@ OUTCOME_WORDS = pa.array(["acked", "failed", "skipped", "dead"])
 INVALID_WORD = "an outcome is null, or not one of acked, failed, skipped, dead"
 _RESERVED = frozenset(reserved.value for reserved in ErrorClass)
 _CLASS_LIMIT = 120
+NOT_CALLED = (ErrorClass.UNDECODABLE, ErrorClass.UNMATCHED)
+"""Error classes of records that no handler was called for."""
 
 
 @dataclass(frozen=True, slots=True)

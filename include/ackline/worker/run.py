@@ -139,7 +139,7 @@ class TaskRun:
         if settings.replay.isolated:
             return IsolatedHandler(without_secrets(settings.replay), settings.tier, self._clock)
         with naming_host():
-            return load_calls(settings.replay, settings.tier)
+            return load_calls(settings.replay, settings.tier, rated=settings.rate is not None)
 
     def __enter__(self) -> Self:
         """Checks, before the first record, that this task may start. Raises what `TaskFolder.check` raises, and
@@ -159,9 +159,11 @@ class TaskRun:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._progress.end()
-        if kind is not None:
+        if kind is not None and not isinstance(self._call, IsolatedHandler):  # that process ends with its objects
+            if isinstance(self._call, CallsUnderWay):
+                self._call.stop()
             with suppress(Exception):  # the error that ends the task says more
-                self._close_handlers()
+                close_handlers()
         if isinstance(self._call, IsolatedHandler | CallsUnderWay):
             self._call.close()
         if kind is not None:

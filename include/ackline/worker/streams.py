@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackline.calling import ASYNC_CONCURRENCY, ManagedHandler, TaskFailure
+from ackline.calling import ASYNC_CONCURRENCY, ManagedHandler, TaskFailure, close_handlers, run_here
 from ackline.errors import AcklineError
 from ackline.handler import Handler, Record, Tier, load_handler
 from ackline.kafka.registry import Registry
-from ackline.ledger.outcomes import ErrorClass
 from ackline.pipeline.functions import StreamFunctions, check_emits, check_in_flight, load_functions, load_steps
 from ackline.pipeline.streams import DECODERS, Decode, Stream, Translation, Undecodable, scalar_texts
 from ackline.worker.call import (
@@ -33,6 +32,7 @@ from ackline.worker.call import (
 )
 from ackline.worker.isolation.serving import CallLog, Observer, RecordCalls, serve_requests
 from ackline.worker.outcomes import (
+    NOT_CALLED,
     Clock,
     DecodingFailed,
     InvalidOutcome,
@@ -52,7 +52,6 @@ _set_key: Any = Record.__dict__["key"].__set__
 _set_value: Any = Record.__dict__["value"].__set__
 
 _BYTES = ("bytes", "bytes")
-_NOT_CALLED = (ErrorClass.UNDECODABLE, ErrorClass.UNMATCHED)
 _EMPTY_RECORD = Record("", 0, 0, None, None, None, (), 0)
 
 
@@ -95,7 +94,7 @@ class Streams:
     `in_flight` if handlers may return InFlight. Raises what `load_functions` raises."""
 
     def __init__(self, translation: Translation, *, emits: bool = False, in_flight: bool = False) -> None:
-        self._registry = registry = Registry(dict(translation.registry)) if translation.needs_registry else None
+        self.registry = registry = Registry(dict(translation.registry)) if translation.needs_registry else None
         self._routes = [
             _Route(
                 stream,
@@ -148,8 +147,8 @@ class Streams:
         handler, batches = _routed(routes, records)
         if observer is not None:
             handler = observer.log.wrap(handler, Tier.RECORD)
-            if self._registry is not None:
-                self._registry.waiting = observer.log.waiting
+            if self.registry is not None:
+                self.registry.waiting = observer.log.waiting
         outcomes = call_record_handler(
             handler,
             records,
@@ -158,7 +157,7 @@ class Streams:
             observer,
             is_full,
         )
-        outcomes.calls -= sum(outcome.error_class in _NOT_CALLED for outcome in outcomes.not_acked)
+        outcomes.calls -= sum(outcome.error_class in NOT_CALLED for outcome in outcomes.not_acked)
         outcomes.insert(
             (np.array(rows), _call_arrow_route(route, records.take(rows), now)) for route, rows in batches if rows
         )
@@ -322,7 +321,9 @@ def can_be_cancelled(handler: Handler | Streams, settings: ReplaySettings) -> bo
     return settings.topology is None and all(each.is_asynchronous for each in functions_of(handler))
 
 
-def waiting_handlers(settings: ReplaySettings, handler: Handler | Streams) -> WaitingHandlers | None:
+def waiting_handlers(
+    settings: ReplaySettings, handler: Handler | Streams, rated: bool = False
+) -> WaitingHandlers | None:
     """Returns how the handlers of a task are called if several calls may be under way, or if they need an event loop;
     None if one call follows the other."""
     handlers = [each.handler for each in functions_of(handler)]
@@ -338,17 +339,23 @@ def waiting_handlers(settings: ReplaySettings, handler: Handler | Streams) -> Wa
         threads=settings.concurrency or 1,
         deliver_tombstones=settings.deliver_tombstones,
         timeout=settings.record_timeout,
+        rated=rated,
+        registry=handler.registry if isinstance(handler, Streams) else None,
     )
 
 
 CallHandler = Callable[[Records], Outcomes]
 
 
-def load_calls(settings: ReplaySettings, tier: Tier, observer: Observer | None = None) -> "CallHandler | CallsUnderWay":
+def load_calls(
+    settings: ReplaySettings, tier: Tier, observer: Observer | None = None, rated: bool = False
+) -> "CallHandler | CallsUnderWay":
     """Returns what calls the job's handler in this process: one record after the other, or several at once. Raises what
     `load_handler_or_streams` raises."""
     handler = _load_once(settings.handler, settings.translation, False, settings.tokens is not None)
-    waiting = waiting_handlers(settings, handler) if tier is Tier.RECORD or isinstance(handler, Streams) else None
+    waiting = (
+        waiting_handlers(settings, handler, rated) if tier is Tier.RECORD or isinstance(handler, Streams) else None
+    )
     if waiting is None:
         return load_call(settings, tier, observer)
     use_in_flight_settings(settings)
@@ -366,11 +373,19 @@ def load_call(
     Raises what `load_handler_or_streams` raises."""
     emits, in_flight = settings.topology is not None, settings.tokens is not None
     handler = _load_once(settings.handler, settings.translation, emits, in_flight)
+    called = handler
     if wrap is not None:
-        handler = handler.with_wrapped_handlers(wrap) if isinstance(handler, Streams) else wrap(handler)
+        called = handler.with_wrapped_handlers(wrap) if isinstance(handler, Streams) else wrap(handler)
     clock = outcome_clock(settings.now, settings.not_before)
     use_in_flight_settings(settings)
-    return lambda records: call_handler(handler, tier, records, clock, settings.deliver_tombstones, observer, is_full)
+    managed = [each.handler for each in functions_of(handler) if isinstance(each.handler, ManagedHandler)]
+
+    def call(records: Records) -> Outcomes:
+        for each in managed:  # before the first call is logged: what `open` does is no record's doing
+            each.open(run_here)
+        return call_handler(called, tier, records, clock, settings.deliver_tombstones, observer, is_full)
+
+    return call
 
 
 def serve(data: socket.socket, log: CallLog) -> None:
@@ -380,12 +395,18 @@ def serve(data: socket.socket, log: CallLog) -> None:
 
 def _serving(settings: ReplaySettings, tier: Tier, observer: Observer) -> Callable[[RecordCalls], Outcomes]:
     calls = load_calls(settings, tier, observer)
-    if not isinstance(calls, CallsUnderWay):
-        return lambda request: calls(request.records)
+    handler = _load_once(settings.handler, settings.translation, False, settings.tokens is not None)
+    observer.log.set_buffers(any(each.buffers for each in functions_of(handler)))
 
     def respond(request: RecordCalls) -> Outcomes:
-        observer.log.begin_rows()
-        return calls.outcomes_of(*request)
+        if isinstance(calls, CallsUnderWay):
+            observer.log.begin_rows()
+            outcomes = calls.outcomes_of(*request)
+        else:
+            outcomes = calls(request.records)
+        observer.log.end_batch()  # a death from here on is the doing of no record
+        close_handlers()  # what they have buffered is lost if a later call ends this process
+        return outcomes
 
     return respond
 

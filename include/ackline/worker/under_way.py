@@ -13,7 +13,9 @@ import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,12 +23,21 @@ import numpy as np
 import pyarrow as pa
 
 from ackline.calling import ManagedHandler, TaskFailure
+from ackline.errors import FatalError, TransientError
 from ackline.handler import Handler, Record
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.worker.call import end_forked_copy, forks, in_flight_answer, in_flight_outcome
 from ackline.worker.event_loop import EventLoop
 from ackline.worker.isolation.serving import Observer
-from ackline.worker.outcomes import Clock, Outcomes, PayloadOf, RowOutcome, outcome_of_exception, tombstone_outcome
+from ackline.worker.outcomes import (
+    NOT_CALLED,
+    Clock,
+    Outcomes,
+    PayloadOf,
+    RowOutcome,
+    outcome_of_exception,
+    tombstone_outcome,
+)
 from ackline.worker.records import Int64s, Records
 
 Choose = Callable[[Record], tuple[Handler, Record]]
@@ -39,7 +50,11 @@ _MOST_BYTES = 64 << 20
 """Payload that is kept beyond that of one portion."""
 _MOST_ROWS = 1_000_000
 """Records whose outcomes wait for that of an earlier one."""
-_CANCEL_AGAIN = 1.0
+_PATIENCE = 1.0
+_CANCEL_AGAIN, _MOST_CANCELS = 1.0, 5
+"""Seconds between two cancellations of a call that goes on, and after how many of them it counts as ended."""
+GRACE = 5.0
+"""Seconds after its limit in which an asynchronous call must have ended: a process that is killed ends others, too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,17 +73,34 @@ class _Portion:
 
     @property
     def size(self) -> int:
-        """Bytes of the keys and the values."""
-        return int(self.records.keys.nbytes + self.records.values.nbytes)
+        """About how many bytes the records have that wait here."""
+        headers = self.records.headers or ()
+        of_headers = sum(len(name) + len(value or b"") for row in headers for name, value in row)
+        return int(self.records.keys.nbytes + self.records.values.nbytes) + of_headers
 
     def without_payload(self) -> None:
-        """Forgets the values: the outcome of each record is known, and its key alone is still needed for its hash."""
-        self.records = replace(self.records, values=pa.nulls(len(self.records), pa.binary()), headers=None)
+        """Forgets the values: the outcome of each record is known, and its key alone is still needed for its hash.
+        Copies the rest, which is a view of the whole batch that Spark has sent."""
+        records, count = self.records, len(self.records)
+        self.payload_of = _nothing
+        self.records = Records(
+            records.tp,
+            records.offsets.copy(),
+            records.timestamps.copy(),
+            records.keys.take(pa.array(np.arange(count))),
+            pa.nulls(count, pa.binary()),
+            None,
+            records.attempts.copy(),
+        )
 
     def outcomes(self) -> Outcomes:
         """Returns the outcomes, once each call has ended."""
         self.not_acked.sort(key=lambda outcome: outcome.row)
         return Outcomes(self.handled_at, self.not_acked, self.calls)
+
+
+def _nothing(_: int) -> Sequence[bytes]:
+    return ()
 
 
 @dataclass(slots=True, eq=False)
@@ -78,8 +110,9 @@ class _Call:
     handler: Handler
     record: Record
     context: contextvars.Context
-    overdue: bool = False
-    """The call was cancelled because it took longer than the time limit."""
+    cancelled: int = 0
+    """How often the call was cancelled because it took longer than the time limit."""
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +129,10 @@ class WaitingHandlers:
     deliver_tombstones: bool
     timeout: float | None
     """Seconds that an asynchronous call may take."""
+    rated: bool = False
+    """The task keeps a rate limit, so no call waits here for one under way to end: it would add to a later second."""
+    registry: Any = None
+    """The schema registry that decoders ask, if there is one: its time counts for no call."""
 
 
 _Ended = tuple[_Call, Any, BaseException | None, int]
@@ -108,7 +145,12 @@ class CallsUnderWay:
 
     def __init__(self, waiting: WaitingHandlers, now: Clock, observer: Observer | None = None) -> None:
         self._waiting, self._now, self._observer = waiting, now, observer
-        self._limit = waiting.limit
+        self._limit, self._queued = waiting.limit, 1
+        self._is_mixed = len({_is_asynchronous(handler) for handler in waiting.handlers}) > 1
+        self._choosing = -1
+        """The row, by its number in the request, for which a handler is being chosen."""
+        if observer is not None and waiting.registry is not None:
+            waiting.registry.waiting = self._registry_time
         self._forks = forks()
         self._portions: deque[_Portion] = deque()
         """Those whose outcomes are not yet taken, in the order of their records."""
@@ -128,11 +170,14 @@ class CallsUnderWay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop_is_to_look = False
         self._is_open = self._closed = False
+        self._broken: BaseException | None = None
 
     def take(self, records: Records, alone: bool = False) -> Iterator[tuple[Records, Outcomes]]:
         """Begins the calls of some records, as soon as there is room for each: `alone` after the end of the call
         before. Yields the records whose outcomes are known, in the order in which they were given. Raises the
         AcklineError that keeps a record from being handled without being its fault."""
+        # Calls that wait for another to end, for each that is under way.
+        self._queued = 0 if alone or self._waiting.rated or self._is_mixed else 1
         self._limit = 1 if alone else self._waiting.limit
         for start in range(0, len(records), _PORTION):
             self._begin(records.slice(start, _PORTION), start)
@@ -140,6 +185,7 @@ class CallsUnderWay:
 
     def outcomes_of(self, records: Records, alone: bool) -> Outcomes:
         """Returns the outcomes of some records, once each of their calls has ended. Raises what `take` raises."""
+        self._open()  # before a call is logged, as they are closed after each request
         parts = [outcomes for _, outcomes in (*self.take(records, alone), *self.finish())]
         starts = np.cumsum([0, *(len(part.handled_at) for part in parts)])
         not_acked = [
@@ -188,13 +234,17 @@ class CallsUnderWay:
                 portion.handled_at[row] = self._now()
                 portion.not_acked.append(tombstone_outcome(row, int(portion.handled_at[row])))
                 continue
-            if self._begun - self._kept >= 2 * self._limit:
-                self._await(self._limit)
+            if self._begun - self._kept >= (1 + self._queued) * self._limit:
+                self._await(max(0, (1 + self._queued) * self._limit - max(1, self._limit * self._queued)))
             self._call(portion, row, record, choose)
         self._end_one(portion)
 
     def _call(self, portion: _Portion, row: int, record: Record, choose: Choose) -> None:
+        number = portion.first + row
         try:
+            # Filters and decoders are a part of the call: they, too, may end the process.
+            self._choosing = number
+            self._log_begin(number, False)
             handler, record = choose(record)
         except TaskFailure as failure:
             raise failure.error from None
@@ -202,24 +252,27 @@ class CallsUnderWay:
             if self._forks != forks():
                 end_forked_copy(error)
             portion.handled_at[row] = time = self._now()
-            portion.not_acked.append(outcome_of_exception(error, row, portion.records, time, portion.payload_of))
+            outcome = outcome_of_exception(error, row, portion.records, time, portion.payload_of)
+            portion.calls += outcome.error_class not in NOT_CALLED
+            portion.not_acked.append(outcome)
+            self._log_end(number, record, outcome)
             return
         if not self._is_open:
             self._open()
         portion.left += 1
         portion.calls += 1
         self._begun += 1
-        if isinstance(handler, ManagedHandler):
-            call = _Call(portion, row, handler.begin, record, contextvars.copy_context())
-            if handler.is_asynchronous:
-                self._for_loop.append(call)
-                if not self._loop_is_to_look:
-                    self._loop_is_to_look = True
-                    assert self._loop is not None
-                    self._loop.submit(self._look)
-                return
-        else:
-            call = _Call(portion, row, handler, record, contextvars.copy_context())
+        begin = handler.begin if isinstance(handler, ManagedHandler) else handler
+        call = _Call(portion, row, begin, record, contextvars.copy_context())
+        if self._observer is not None:
+            self._observer.log.withdraw_row(number)  # it waits: the handler is not called yet
+        if _is_asynchronous(handler):
+            self._for_loop.append(call)
+            if not self._loop_is_to_look:
+                self._loop_is_to_look = True
+                assert self._loop is not None
+                self._loop.submit(self._look)
+            return
         self._for_threads.put(call)
         if len(self._threads) < min(self._waiting.threads, self._limit, self._begun - self._kept):
             thread = threading.Thread(target=self._work, name=f"ackline-call-{len(self._threads)}", daemon=True)
@@ -228,9 +281,9 @@ class CallsUnderWay:
 
     def _work(self) -> None:
         """In a thread: makes one call after the other."""
-        while (call := self._for_threads.get()) is not None:
+        while (call := self._for_threads.get()) is not None and not self._closed:
             result, error = None, None
-            self._log_begin(call)
+            self._log_begin(call.portion.first + call.row, False)
             try:
                 result = call.context.run(call.handler, call.record)
             except BaseException as raised:  # sys.exit, too, is the outcome of this record alone
@@ -249,11 +302,11 @@ class CallsUnderWay:
             self._running += 1
             task = self._loop.loop.create_task(self._await_call(call), context=call.context)
             self._tasks.add(task)  # a loop alone does not keep its tasks alive
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._on_done, call))
 
     async def _await_call(self, call: _Call) -> None:
         result, error, timer = None, None, None
-        self._log_begin(call)
+        self._log_begin(call.portion.first + call.row, True)
         if self._waiting.timeout is not None:
             task = asyncio.current_task()
             timer = asyncio.get_running_loop().call_later(self._waiting.timeout, self._cancel, call, task)
@@ -263,8 +316,17 @@ class CallsUnderWay:
             error = raised
         if timer is not None:
             timer.cancel()
-        if self._closed:  # the task of Spark has failed or was cancelled: nothing of it is stored
+        self._end_on_loop(call, result, error)
+
+    def _on_done(self, call: _Call, task: "asyncio.Task[None]") -> None:
+        """On the loop: ends a call whose task was cancelled before it began, by a handler that cancels others."""
+        self._tasks.discard(task)
+        self._end_on_loop(call, None, asyncio.CancelledError())
+
+    def _end_on_loop(self, call: _Call, result: Any, error: BaseException | None) -> None:
+        if self._closed or call.ended:  # where the task of Spark has failed or was cancelled, nothing of it is stored
             return
+        call.ended = True
         if self._forks != forks():
             end_forked_copy(error)
         self._end(call, result, error)
@@ -273,26 +335,48 @@ class CallsUnderWay:
             self._look()
 
     def _cancel(self, call: _Call, task: "asyncio.Task[Any] | None") -> None:
-        """On the loop: cancels an overdue call, and again each second that it goes on."""
-        if task is not None and not task.done():
-            call.overdue = True
-            task.cancel()
-            asyncio.get_running_loop().call_later(_CANCEL_AGAIN, self._cancel, call, task)
+        """On the loop: cancels an overdue call, and again each second that it goes on. One that goes on for ever is
+        left alone, and counts as ended."""
+        if task is None or task.done() or call.ended:
+            return
+        call.cancelled += 1
+        if call.cancelled > _MOST_CANCELS:
+            self._end_on_loop(call, None, None)
+            return
+        task.cancel()
+        asyncio.get_running_loop().call_later(_CANCEL_AGAIN, self._cancel, call, task)
 
-    def _log_begin(self, call: _Call) -> None:
+    def _log_begin(self, number: int, asynchronous: bool) -> None:
+        """Logs that the call of a row begins: for an asynchronous one, which is cancelled here, later by a grace."""
         if self._observer is not None:
-            self._observer.log.begin_row(call.portion.first + call.row)
+            self._observer.log.begin_row(number, GRACE if asynchronous else 0.0)
+
+    def _log_end(self, number: int, record: Record, outcome: RowOutcome | None) -> None:
+        if self._observer is not None:  # at once: another call may end this process
+            if outcome is not None:
+                self._observer.report(record.offset, outcome)
+            self._observer.log.end_row(number)
+
+    @contextmanager
+    def _registry_time(self) -> Iterator[None]:
+        assert self._observer is not None
+        begun = self._observer.log.pause_row(self._choosing)
+        try:
+            yield
+        finally:
+            self._observer.log.go_on(self._choosing, begun)
 
     def _end(self, call: _Call, result: Any, error: BaseException | None) -> None:
         """In a thread, or on the loop: says that a call has ended."""
-        time = self._now()
-        if self._observer is not None:  # at once: another call may end this process
-            outcome = self._outcome(call, result, error, time)
-            if outcome is not None:
-                self._observer.report(call.record.offset, outcome)
-            self._observer.log.end_row(call.portion.first + call.row)
-        self._ended.append((call, result, error, time))
-        if self._begun - self._kept - len(self._ended) <= self._awaited and not self._enough_ended.is_set():
+        try:
+            time = self._now()
+            if self._observer is not None:
+                outcome = self._outcome(call, result, error, time)
+                self._log_end(call.portion.first + call.row, call.record, outcome)
+            self._ended.append((call, result, error, time))
+        except BaseException as broken:  # the task can't go on, and must not wait for this call
+            self._broken = self._broken or broken
+        if self._broken is not None or self._begun - self._kept - len(self._ended) <= self._awaited:
             self._enough_ended.set()
 
     def _await(self, under_way: int) -> None:
@@ -301,9 +385,24 @@ class CallsUnderWay:
         while self._keep_ended() > under_way:
             self._enough_ended.clear()
             # Looked at after it is cleared: a call that has ended before that has not set it.
-            if self._begun - self._kept - len(self._ended) > under_way:
-                self._enough_ended.wait()
+            while self._begun - self._kept - len(self._ended) > under_way and not self._enough_ended.wait(_PATIENCE):
+                self._check_loop()
+            if self._broken is not None:
+                raise FatalError(f"a call could not be ended ({type(self._broken).__name__})") from None
         self._awaited = -1
+
+    def _check_loop(self) -> None:
+        """Raises TransientError if the loop is gone, or blocked for longer than a call may take: its calls can't be
+        cancelled. After three such starts of the turn the handler runs in a process of its own, which is killed."""
+        if self._loop is None:
+            return
+        if not self._loop.is_alive:
+            raise TransientError("the event loop of the handler has ended: a call has closed what it needs")
+        if self._waiting.timeout is not None and self._loop.blocked > self._waiting.timeout + GRACE:
+            raise TransientError(
+                f"a call of the handler has blocked the event loop for {self._loop.blocked:.0f} s, so it can't be "
+                f"cancelled; await what it waits for, or write a plain function"
+            )
 
     def _keep_ended(self) -> int:
         """Keeps the outcomes of the calls that have ended. Returns how many are under way."""
@@ -320,14 +419,14 @@ class CallsUnderWay:
 
     def _outcome(self, call: _Call, result: Any, error: BaseException | None, time: int) -> RowOutcome | None:
         """Returns the outcome of a call that has ended; None if its record is acked."""
-        if call.overdue:
+        if call.cancelled:
             text = f"the handler did not return within {self._waiting.timeout:g} s"
             return RowOutcome(call.row, Outcome.FAILED, ErrorClass.TIMEOUT, text, time)
         if error is None and result is not None:
             try:
                 in_flight = in_flight_answer(result)
                 return None if in_flight is None else in_flight_outcome(in_flight, call.row, time)
-            except Exception as invalid:
+            except BaseException as invalid:  # of a result with a class of its own
                 error = invalid
         if error is None:
             return None
@@ -336,7 +435,7 @@ class CallsUnderWay:
     def _end_one(self, portion: _Portion) -> None:
         portion.left -= 1
         if not portion.left:
-            self._bytes -= portion.size
+            self._bytes -= portion.size - portion.records.keys.nbytes  # the keys stay
             portion.without_payload()
 
     def _known(self) -> Iterator[tuple[Records, Outcomes]]:
@@ -345,16 +444,27 @@ class CallsUnderWay:
         while self._portions and not self._portions[0].left:
             portion = self._portions.popleft()
             self._rows -= len(portion.records)
+            self._bytes -= portion.records.keys.nbytes
             self._taken += portion.calls
             yield portion.records, portion.outcomes()
 
-    def close(self) -> None:
-        """Ends the threads and the loop. What is under way on the loop is cancelled; a thread ends with its call."""
+    def stop(self) -> None:
+        """Begins no more calls, and cancels what is under way on the loop: the task has failed."""
         self._closed = True
         for _ in self._threads:
             self._for_threads.put(None)
+        if self._loop is not None and self._loop.is_alive:
+            self._loop.submit(lambda: [task.cancel() for task in self._tasks])
+
+    def close(self) -> None:
+        """Ends the threads and the loop. What is under way on the loop is cancelled; a thread ends with its call."""
+        self.stop()
         if self._loop is not None:
             self._loop.close()
+
+
+def _is_asynchronous(handler: Handler) -> bool:
+    return isinstance(handler, ManagedHandler) and handler.is_asynchronous
 
 
 def run_nothing(_: Any) -> Any:

@@ -59,3 +59,33 @@ def hang(record: Record) -> None:
     """Hangs where the value says so."""
     if record.value == b"hang":
         threading.Event().wait()
+
+
+class Buffers:
+    """Writes what it has got when it is closed."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def __call__(self, record: Record) -> None:
+        """Keeps the record, or kills the process."""
+        if record.value == b"kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if record.value == b"fail":
+            raise ValueError("can't digest it")
+        self.rows.append(record.offset)
+
+    def close(self) -> None:
+        """Writes."""
+        for offset in self.rows:
+            note("written", offset)
+        self.rows.clear()
+
+
+def choose(record: Record) -> bool:
+    """A filter that does what the value says."""
+    if record.value == b"kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if record.value == b"hang":
+        threading.Event().wait()
+    return record.value != b"other"

@@ -176,7 +176,7 @@ AT_IMPORT = "tests.worker.isolation.killers_at_import:handle"
 
 @pytest.mark.parametrize(("deed", "error", "imports"), [
     ("missing", pytest.raises(ConfigError, match="does not import: ModuleNotFoundError"), 1),
-    ("segfault", pytest.raises(FatalError, match="SIGSEGV, 3 times before it was given a record"), 3),
+    ("segfault", pytest.raises(FatalError, match="SIGSEGV, 3 times while it had no record to handle"), 3),
 ])  # fmt: skip
 def test_an_import_that_raises_or_kills_fails_the_task(
     isolated: MakeIsolated, folder: Path, monkeypatch: pytest.MonkeyPatch, deed: str, error: Any, imports: int

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ackline.pipeline.streams import PIPELINE_STREAM, Stream, Translation
 from tests.worker.isolation.conftest import MakeIsolated
 from tests.worker.isolation.lab import batch_of, calls, classes
 
@@ -43,3 +44,30 @@ def test_a_call_that_hangs_fails_alone(isolated: MakeIsolated) -> None:
     outcomes = isolated(f"{WAITING}:hang", concurrency=2, limit=0.4)(batch_of(values))
     assert classes(outcomes, 11) == ["acked"] * 5 + ["Timeout"] + ["acked"] * 5
     assert outcomes.not_acked[0].error_message == "the handler did not return within 0.4 s"
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("concurrency", [None, 3])
+def test_what_a_class_has_kept_counts_only_once_it_is_closed(
+    isolated: MakeIsolated, folder: Path, concurrency: int | None, once: bool
+) -> None:
+    """A process that dies loses what it has kept: at least once it gets those records again, at most once they fail."""
+    values = [b"a", b"fail", b"b", b"kill", b"c"]
+    outcomes = isolated(f"{WAITING}:Buffers", concurrency=concurrency, once=once)(batch_of(values))
+    found = classes(outcomes, 5)
+    written = [int(line) for line in (folder / "written").read_text().split()]
+    assert sorted(set(written)) == [100 + 2 * row for row, outcome in enumerate(found) if outcome == "acked"]
+    assert len(written) == len(set(written))
+    assert found[3] == "WorkerLost"
+    if not once:
+        assert found == ["acked", "ValueError", "acked", "WorkerLost", "acked"]
+
+
+@pytest.mark.parametrize("concurrency", [None, 3])
+def test_a_filter_that_kills_or_hangs_fails_its_record_alone(isolated: MakeIsolated, concurrency: int | None) -> None:
+    handler = f"{WAITING}:Meet" if concurrency is None else f"{WAITING}:meet"
+    stream = Stream(PIPELINE_STREAM, handler, f"{WAITING}:choose")
+    made = isolated(translation=Translation((stream,)), concurrency=concurrency, limit=1.0)
+    values = [b"ok", b"kill", b"other", b"ok", b"hang", b"ok"]
+    expected = ["acked", "WorkerLost", "Unmatched", "acked", "Timeout", "acked"]
+    assert classes(made(batch_of(values)), 6) == expected

@@ -21,7 +21,7 @@ import sys
 import time
 from importlib import import_module
 
-from ackline.worker.isolation.serving import CallLog, CallState, read_state
+from ackline.worker.isolation.serving import CallLog, CallState, is_under_way
 
 COMMAND = struct.Struct("=cqq")
 """A command, and the `CallState` that END_CALL needs."""
@@ -115,7 +115,7 @@ class ForkServer:
                 if os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                     return
                 time.sleep(0.001)
-            if read_state(self._log) != call:
+            if not is_under_way(self._log, call):
                 os.kill(self._pid, signal.SIGCONT)
                 return
         self._kill()

@@ -26,8 +26,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ import numpy as np
 from ackline.errors import AcklineError, FatalError, TransientError
 from ackline.handler import Durations, Tier
 from ackline.ledger.outcomes import ErrorClass, Outcome
+from ackline.ledger.pending import NEVER
 from ackline.worker.isolation import serving
 from ackline.worker.isolation.fork_server import COMMAND, END_CALL, EXIT_GRACE, FORK, QUIT, STATUS
 from ackline.worker.isolation.serving import NO_CALL, CallLog, CallState, RecordCalls
@@ -74,6 +75,11 @@ class Death:
     """The task had the process killed, because that call took too long."""
     rows: Int64s | None = None
     """Where many calls were under way at once: the words of the call log, by row. `given` holds rows then."""
+
+    accused: int = -1
+    """Of these, the row for which the task had the process killed."""
+    buffers: bool = False
+    """Handlers may have kept what they got until they are closed, so what has returned may not be done."""
 
     @property
     def under_way(self) -> Int64s:
@@ -125,14 +131,14 @@ class HandlerProcess:
         return response
 
     def _count_idle_death(self, response: object) -> None:
-        if not isinstance(response, Death) or len(response.given):
+        if not isinstance(response, Death) or response.in_call or len(response.under_way):
             self._idle_deaths = 0
             return
         self._idle_deaths += 1
         if self._idle_deaths >= MAX_IDLE_DEATHS:
             raise FatalError(
-                f"the handler's process {response.how}, {MAX_IDLE_DEATHS} times before it was given a record; check "
-                f"what the handler's import and its threads do"
+                f"the handler's process {response.how}, {MAX_IDLE_DEATHS} times while it had no record to handle; "
+                f"check what the handler's import, its threads and its `close` do"
             )
 
     def calls_ended(self) -> int:
@@ -148,10 +154,11 @@ class HandlerProcess:
         return returned
 
     def close_handlers(self) -> None:
-        """Has the process close the handlers that are classes. Raises the AcklineError of a `close`, and FatalError if
-        the process dies in one."""
+        """Has the process close the handlers that are classes. Raises the AcklineError of a `close`, and TransientError
+        if the process dies in one."""
+        self._log.begin_batch(0)
         if self._data is not None and isinstance(death := self._exchange(None, None), Death):
-            raise FatalError(f"the handler's process {death.how} while its handlers were closed")
+            raise TransientError(f"the handler's process {death.how} while its handlers were closed")
 
     def start(self) -> None:
         """Starts the process without a record. If it dies, the next call starts another. Raises what the handler's
@@ -192,8 +199,7 @@ class HandlerProcess:
             overdue = self._overdue_call(until)
             if overdue is not None and overdue != accused:
                 accused = overdue
-                # Where many are under way, the state tells none of them: all are called again, each alone.
-                self._command(END_CALL, overdue if overdue.given >= 0 else NO_CALL)
+                self._command(END_CALL, overdue)
 
     def _wait(self, connected: bool, sending: bool, until: float | None) -> set[int]:
         """Waits for events, at most until a call may be overdue. Returns the descriptors of the ready sockets."""
@@ -264,17 +270,22 @@ class HandlerProcess:
             reported=reported,
             as_batch=self._log.as_batch,
             in_call=bool(state.began_at),
-            timed_out=accused is not None and (rows is not None or state == accused),
+            timed_out=accused is not None
+            and (state == accused if rows is None else bool(rows[accused.row] == accused.began_at)),
             rows=rows,
+            accused=accused.row if accused is not None and rows is not None else -1,
+            buffers=self._log.buffers,
         )
 
     def _call_under_way(self) -> CallState:
-        """Returns the call under way that began first. Where many are, it has the number -1."""
+        """Returns the call under way that began first."""
         rows = self._log.rows(self._calls)
         if rows is None:
             return self._log.state()
-        under_way = rows[rows > 0]
-        return CallState(-1, int(under_way.min()) if len(under_way) else 0)
+        if not (rows > 0).any():
+            return NO_CALL
+        first = int(np.where(rows > 0, rows, NEVER).argmin())
+        return CallState.of_row(first, int(rows[first]))
 
     def _overdue_call(self, until: float | None) -> CallState | None:
         """Returns a call that exceeds its limit, NO_CALL for a start that does, and None if neither does."""
@@ -357,11 +368,9 @@ class IsolatedHandler:
         begun, rest = np.flatnonzero(given), np.flatnonzero(~given)
         if not len(begun):
             return begun, [(rest, alone)]
-        if death.rows is not None:
-            under_way = death.under_way
-            if self._once or len(under_way) <= 1:
-                return begun, [(rest, alone)]
-            return np.setdiff1d(begun, under_way), [(rest, alone), (under_way, True)]
+        again = self._called_again(part, death, begun) if not death.as_batch else begun[:0]
+        if len(again) or death.rows is not None:
+            return np.setdiff1d(begun, again), [(rest, alone), (again, True)]
         if not death.as_batch:
             return begun, [(rest[_ROWS_AFTER_DEATH:], alone), (rest[:_ROWS_AFTER_DEATH], alone)]
         if self._once or len(begun) == 1:
@@ -374,15 +383,45 @@ class IsolatedHandler:
         if death.as_batch:
             not_acked = [self._failure(row, death, time, len(decided)) for row in range(len(decided))]
         else:
-            culprits: Collection[int]
-            if death.rows is not None:
-                culprits = set(part.offsets[death.under_way].tolist())
-            else:
-                # A process that dies between the two writes of the log leaves a call without a row.
-                culprits = {int(death.given[-1])} if death.in_call and len(death.given) else ()
-            failure = self._failure(0, death, time)
-            not_acked = list(_outcomes_of_calls(part.offsets[decided], death, culprits, failure))
+            failures = dict.fromkeys(part.offsets[self._culprits(part, death)].tolist(), self._failure(0, death, time))
+            if death.accused >= 0:  # the neighbours of an overdue call have died with it
+                neighbour = self._failure(0, replace(death, timed_out=False), time)
+                overdue = int(part.offsets[death.accused])
+                failures = {offset: failures[offset] if offset == overdue else neighbour for offset in failures}
+            not_acked = list(_outcomes_of_calls(part.offsets[decided], death, failures))
         return Outcomes(np.full(len(decided), time, dtype=np.int64), not_acked, len(decided))
+
+    def _culprits(self, part: Records, death: Death) -> Int64s:
+        """Returns the rows that fail by the death, as far as they are not called again."""
+        reported = [offset for offset, outcome in death.reported.items() if outcome is not None]
+        if death.rows is not None:
+            returned = np.flatnonzero(death.rows < 0)
+            culprits = death.under_way
+        else:
+            # A process that dies between the two writes of the log leaves a call without a row.
+            last = death.given[-1:] if death.in_call else death.given[:0]
+            culprits = np.flatnonzero(np.isin(part.offsets, last))
+            returned = np.flatnonzero(np.isin(part.offsets, np.setdiff1d(death.given, last)))
+        if self._once and death.buffers:  # what these calls have kept is lost
+            culprits = np.union1d(culprits, returned)
+        return culprits[~np.isin(part.offsets[culprits], reported)]
+
+    def _called_again(self, part: Records, death: Death, begun: Int64s) -> Int64s:
+        """Returns the rows that are called again though their call had begun: none of those under way at once is known
+        to be the culprit, and of what handlers have kept nothing is done. At most once none is."""
+        if self._once:
+            return begun[:0]
+        culprits = self._culprits(part, death)
+        again = begun[:0]
+        if death.rows is not None and death.timed_out:
+            again = culprits[culprits != death.accused]
+        elif death.rows is not None and len(culprits) > 1:
+            again = culprits
+        if death.buffers:
+            reported = [offset for offset, outcome in death.reported.items() if outcome is not None]
+            returned = np.setdiff1d(begun, culprits)
+            again = np.union1d(again, returned[~np.isin(part.offsets[returned], reported)])
+        return again
 
     def _failure(self, row: int, death: Death, time: int, rows: int = 1) -> RowOutcome:
         return death.failure(row, self._limit, time, "" if rows == 1 else f" in a batch of {rows} records")
@@ -404,14 +443,12 @@ class IsolatedHandler:
         self._process.close()
 
 
-def _outcomes_of_calls(
-    offsets: Int64s, death: Death, culprits: Collection[int], failure: RowOutcome
-) -> Iterator[RowOutcome]:
-    """Yields the outcomes that the process reported before it died, and `failure` for the culprits."""
+def _outcomes_of_calls(offsets: Int64s, death: Death, failures: Mapping[int, RowOutcome]) -> Iterator[RowOutcome]:
+    """Yields the outcomes that the process reported before it died, and the failures by the death."""
     for row, offset in enumerate(offsets.tolist()):
         if offset in death.reported:
             outcome = death.reported[offset]
             if outcome is not None:
                 yield outcome.at_row(row)
-        elif offset in culprits:
-            yield failure.at_row(row)
+        elif offset in failures:
+            yield failures[offset].at_row(row)

@@ -22,6 +22,7 @@ import os
 import pickle
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,11 +40,12 @@ from ackline.worker.records import Int64s, Records
 
 _WORD = 8
 # The words of the log: how many rows the handler was given, when the call under way began (0: none is under way),
-# whether it was given the rows as one batch, and from the fourth word on their offsets.
-_GIVEN, _BEGAN_AT, _AS_BATCH, _OFFSETS = 0, 1, 2, 3
-# The third word where many calls are under way at once. Then the words from the fourth on are those of the rows: 0
+# whether it was given the rows as one batch, whether its handlers may write only when they are closed, and then the
+# offsets of the rows.
+_GIVEN, _BEGAN_AT, _AS_BATCH, _BUFFERS, _OFFSETS = 0, 1, 2, 3, 4
+# The third word where many calls are under way at once. Then the words after these are those of the rows: 0
 # before the call, the time when it began (as above) while it is under way, and _ENDED after it.
-_ROWS, _ENDED = 2, -1
+_ROWS, _ENDED, _LATER = 2, -1, 2**62
 # In place of that time: a call is under way, and waits for the schema registry, which is not the handler's doing.
 _WAITING = -1
 _STATE = struct.Struct("=qq")
@@ -56,6 +58,16 @@ class CallState(NamedTuple):
 
     given: int
     began_at: int
+
+    @classmethod
+    def of_row(cls, row: int, began_at: int) -> "CallState":
+        """Returns the state of one of many calls that are under way at once: `given` is below zero."""
+        return cls(-1 - row, began_at)
+
+    @property
+    def row(self) -> int:
+        """The row of one of many calls."""
+        return -1 - self.given
 
 
 NO_CALL = CallState(0, 0)
@@ -108,13 +120,36 @@ class CallLog:
         words[_BEGAN_AT] = time.monotonic_ns()  # before the count, as in `wrap`
         words[_GIVEN] = given + 1
 
+    def set_buffers(self, buffers: bool) -> None:
+        """In the handler's process: notes whether a record may count as handled only once the handlers are closed."""
+        self._words[_BUFFERS] = int(buffers)
+
+    @property
+    def buffers(self) -> bool:
+        """What `set_buffers` has noted."""
+        return bool(self._words[_BUFFERS])
+
     def begin_rows(self) -> None:
         """In the handler's process: from now on many calls of the batch may be under way at once."""
         self._words[_AS_BATCH] = _ROWS
 
-    def begin_row(self, row: int) -> None:
-        """In the handler's process: logs that the call of a row begins."""
-        self._words[_OFFSETS + row] = time.monotonic_ns()
+    def begin_row(self, row: int, grace: float) -> None:
+        """In the handler's process: logs that the call of a row begins, or `grace` seconds from now."""
+        self._words[_OFFSETS + row] = time.monotonic_ns() + int(grace * 1e9)
+
+    def withdraw_row(self, row: int) -> None:
+        """In the handler's process: logs that the handler has not been called for the row."""
+        self._words[_OFFSETS + row] = 0
+
+    def pause_row(self, row: int) -> int:
+        """In the handler's process: from now on the time counts for no call of the row. Returns what `go_on` takes."""
+        now, begun = time.monotonic_ns(), self._words[_OFFSETS + row]
+        self._words[_OFFSETS + row] = _LATER
+        return now - begun
+
+    def go_on(self, row: int, taken: int) -> None:
+        """In the handler's process: the call of the row, which has taken so many nanoseconds, goes on."""
+        self._words[_OFFSETS + row] = time.monotonic_ns() - taken
 
     def end_row(self, row: int) -> None:
         """In the handler's process: logs that the call of a row has ended. Call it after `Observer.report`."""
@@ -123,9 +158,9 @@ class CallLog:
     def rows(self, count: int) -> Int64s | None:
         """Returns the words of the first rows: 0 before the call, positive while it is under way, negative after it.
         None if one call follows the other."""
-        if self._words[_AS_BATCH] != _ROWS:
-            return None
-        return np.array(self._words[_OFFSETS : _OFFSETS + count], dtype=np.int64)
+        # Not by the map, which the task may be growing while its progress is read.
+        words = np.frombuffer(os.pread(self.descriptor, (_OFFSETS + count) * _WORD, 0), np.int64)
+        return words[_OFFSETS:] if words[_AS_BATCH] == _ROWS else None
 
     def end_batch(self) -> None:
         """In the handler's process: logs that the last call has returned."""
@@ -184,6 +219,14 @@ class CallLog:
         """Frees the memory."""
         self._unmap()
         os.close(self.descriptor)
+
+
+def is_under_way(descriptor: int, call: CallState) -> bool:
+    """Returns whether a call is still under way by the log behind a descriptor."""
+    if call.given >= 0:
+        return read_state(descriptor) == call
+    word = os.pread(descriptor, _WORD, (_OFFSETS + call.row) * _WORD)
+    return int.from_bytes(word, sys.byteorder, signed=True) == call.began_at
 
 
 def read_state(descriptor: int) -> CallState:
