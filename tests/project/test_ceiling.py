@@ -28,7 +28,7 @@ CEILINGS = {
     "dead_letters": 207,
     "steps": 1_692,
     "actions": 1_990,
-    "answers": 1_682,
+    "answers": 1_681,
     "backfill": 1_155,
     "airflow": 2_516,
     "ui": 2_508,
@@ -37,7 +37,7 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 57_705
+PACKAGE_CEILING = 57_704
 TESTS_CEILING = 70_535
 
 

@@ -128,9 +128,8 @@ def try_offsets(adapters: Adapters, wanted: Wanted) -> Iterator[Tried]:
     with TemporaryDirectory(prefix="ackline-try-") as folder:
         outputs = targets_to_try(adapters, _turn(adapters.pipeline.name), f"{folder}/outputs")
         tokens = signer(wanted) if adapters.pipeline.ack_topic is not None else None
-        settings = replace(
-            replay_settings(adapters, True, outputs, tokens), once=False, isolated=False, key_hash_secret=None
-        )
+        settings = replace(replay_settings(adapters, True, outputs, tokens), once=False, key_hash_secret=None)
+        settings = _in_this_process(settings, adapters.pipeline.name)
         _tier_of(settings)  # before a record is read
         attempts = {
             tp: tuple(ValuedRange(offset, offset + 1, number) for offset, number in sorted(offsets.items()))
