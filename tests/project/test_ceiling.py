@@ -12,14 +12,14 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_411,
-    "ledger": 4_027,
+    "ledger": 4_078,
     "pipeline": 3_366,
     "forms": 1_002,
     "kafka": 2_896,
     "delta": 2_926,
     "tables": 2_498,
     "audit": 1_188,
-    "worker": 4_142,
+    "worker": 4_147,
     "trees": 4_436,
     "spark": 3_095,
     "lane": 3_044,
@@ -37,7 +37,7 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 57_704
+PACKAGE_CEILING = 57_760
 TESTS_CEILING = 70_535
 
 

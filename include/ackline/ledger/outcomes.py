@@ -32,6 +32,8 @@ class Outcome(StrEnum):
     """The attempt failed under a guarantee that never retries."""
     IN_FLIGHT = "in_flight"
     """The handler has handed the record on; the answer is not there yet."""
+    HELD_BACK = "held_back"
+    """The handler did not get the record: a lower one of its key, or of its partition, is not settled (`order`)."""
     DEAD = "dead"
     """No attempt is left, or the handler declared the record dead; its dead letter, if any, was acknowledged."""
     EXPIRED = "expired"
@@ -44,7 +46,7 @@ class Outcome(StrEnum):
     @property
     def terminal(self) -> bool:
         """Whether the record needs nothing more. Each record gets exactly one terminal outcome in a lane and epoch."""
-        return self not in (Outcome.FAILED, Outcome.IN_FLIGHT)
+        return self not in (Outcome.FAILED, Outcome.IN_FLIGHT, Outcome.HELD_BACK)
 
 
 class ErrorClass(StrEnum):

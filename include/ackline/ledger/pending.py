@@ -31,11 +31,13 @@ class PendingKind(StrEnum):
     """Why an offset is not settled. The lowest pending offset holds the floor."""
 
     RETRY = "retry"
-    """It failed and is retried when due. The only kind that the handler gets again."""
+    """It failed and is retried when due."""
     DEAD_LETTER = "dead_letter"
     """It has no attempt left, or the handler declared it dead. The broker has not acknowledged its dead letter yet."""
     IN_FLIGHT = "in_flight"
     """The handler has handed it on; the answer is not there yet."""
+    HELD_BACK = "held_back"
+    """It waits for a lower offset of its key, or of its partition (`ackline.ledger.order`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from ackline.handler import Durations, StepCounts, Tier
 from ackline.ledger.answers import TokenSigner
 from ackline.ledger.metrics import FetchTimes
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRanges
+from ackline.ledger.order import Order, Waiting
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.published import StagedFile
 from ackline.ledger.turns import TurnId
@@ -175,6 +176,8 @@ class ReplaySettings:
     """`isolated` is set for `record_timeout` alone, which asynchronous handlers keep without it."""
     record_timeout: float | None = None
     """Seconds that one call of the handler may take. Needs `isolated`, but for asynchronous handlers."""
+    order: Order = Order.NONE
+    """What may not overtake."""
     concurrency: int | None = None
     """Calls of a record handler under way at once in each task; None means one, and 64 for asynchronous handlers."""
     translation: Translation | None = None
@@ -280,6 +283,8 @@ class ReplayJob:
     fresh: Mapping[TopicPartition, OffsetRange]
     retries: Mapping[TopicPartition, ValuedRanges[int]]
     """The offsets that are tried again, each with the number of its attempt."""
+    waiting: Mapping[TopicPartition, Waiting] = field(default_factory=dict)
+    """With an `order`: what holds back records of each topic-partition from the begin of the turn on."""
     max_rate: int | None = None
     """Records a second that the handler gets at most, from all tasks together."""
     isolation_reason: str = ""
