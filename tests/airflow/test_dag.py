@@ -93,7 +93,7 @@ def _check_summaries(planned: dict[str, object], settled: dict[str, object], sou
     assert settled["partitions"] == [
         {
             **tp, "floor": 1, "complete_to": 5, "committed": 1, "outcomes": {"acked": 2, "failed": 2, "skipped": 1},
-            "pending": {"retry": 2, "dead_letter": 0, "in_flight": 0},
+            "pending": {"retry": 2, "dead_letter": 0, "in_flight": 0, "held_back": 0},
         }
     ]  # fmt: skip
 
@@ -153,7 +153,7 @@ def test_a_run_of_the_backfill_handles_records_again_in_a_lane_of_its_own_until_
     assert done.returned("replay") == {
         "id": "again", "lane": "backfill-again", "epoch": 0, "settled": True,
         "asked": {"offsets": 2, "ranges": [asked], "more_ranges": 0}, "outcomes": {"acked": 2}, "gaps": 0,
-        "pending": {"retry": 0, "dead_letter": 0, "in_flight": 0, "unread": 0}, "next_due": None,
+        "pending": {"retry": 0, "dead_letter": 0, "in_flight": 0, "held_back": 0, "unread": 0}, "next_due": None,
     }  # fmt: skip
     assert sorted((call.offset, call.attempt) for call in project.calls()) == [(1, 1), (1, 2), (2, 1)]
     assert project.committed(pipeline, source) is None

@@ -203,7 +203,7 @@ def test_records_that_fail_are_retried_when_due_and_then_dead_lettered_under_the
     lane = MemoryBackfill(live, "b", "orders")
     first = lane.run()
     assert (dict(first.pending), first.next_due) == (
-        {"retry": 1, "dead_letter": 0, "in_flight": 0, "unread": 0},
+        {"retry": 1, "dead_letter": 0, "in_flight": 0, "held_back": 0, "unread": 0},
         live.world.now + timedelta(minutes=1),
     )
     assert not first.settled

@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.steps.settle import settle
 from ackline.tables.store import LedgerStore
-from ackline.tables.turn_outcomes import TurnOutcomes
+from ackline.tables.turn_outcomes import Singles, TurnOutcomes
 from tests.bench.figures import in_a_process, memory, reset_peak
 from tests.bench.injected import NAME, InjectedLane
 
@@ -36,8 +37,8 @@ class _Counting(LedgerStore):
 
     rows = 0
 
-    def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
-        outcomes = super().outcomes_of(turn, every_row)
+    def outcomes_of(self, turn: TurnId, singles: Singles = MappingProxyType({}), keys: bool = False) -> TurnOutcomes:
+        outcomes = super().outcomes_of(turn, singles, keys)
         self.rows = max(self.rows, sum(map(len, outcomes.rows.values())))
         return outcomes
 

@@ -83,7 +83,10 @@ def test_fault_28_a_letter_that_is_not_confirmed_stays_pending_and_is_sent_again
     with refusing(lane), lane.adapters() as adapters:
         [partition] = run_object(run.run(adapters, lane.spark), adapters.store).dump()["partitions"]
     assert f"1 dead letters to {lane.dead_letter_topic} stay pending: " in caplog.text
-    assert (partition["pending"], partition["floor"]) == ({"retry": 0, "dead_letter": 1, "in_flight": 0}, 1)
+    assert (partition["pending"], partition["floor"]) == (
+        {"retry": 0, "dead_letter": 1, "in_flight": 0, "held_back": 0},
+        1,
+    )
     assert (lane.rows(), lane.committed()) == (sorted([*all_of("acked", [0, 2, 3]), Row(1, 1, "failed")]), 1)
     lane.judge()
     lane.produce_records(1)

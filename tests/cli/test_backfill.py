@@ -38,7 +38,7 @@ def test_s73_a_backfill_is_a_dry_run_until_it_is_confirmed(lane: MemoryLane, ack
         "epoch": 0,
         "asked": {"offsets": 3, "ranges": [{"topic": "orders", "partition": 0, "start": 1, "end": 4}]},
     }
-    assert dry["pending"] == {"retry": 0, "dead_letter": 0, "in_flight": 0, "unread": 3}
+    assert dry["pending"] == {"retry": 0, "dead_letter": 0, "in_flight": 0, "held_back": 0, "unread": 3}
     assert done["outcomes"] == {"acked": 1, "dead": 1}
     assert balances(dry)
     assert balances(done)

@@ -42,7 +42,7 @@ def test_run_ends_with_one_line_of_json_and_the_other_commands_agree_with_it(lab
     assert {row["handled_at"] for row in lane.table("outcomes")} == {lane.now}
 
     [partition] = lane.ackline_json("status", lane.name)["partitions"]
-    assert partition["pending"] == {"retry": 1, "dead_letter": 0, "in_flight": 0}
+    assert partition["pending"] == {"retry": 1, "dead_letter": 0, "in_flight": 0, "held_back": 0}
     assert (partition["floor"], partition["committed"], partition["complete_to"], partition["lag"]) == (1, 1, 6, 5)
     assert partition["lag_seconds"] >= 0
     lane.advance_clock(60)

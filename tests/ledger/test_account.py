@@ -35,7 +35,7 @@ def test_a_lane_that_has_just_begun_has_read_nothing() -> None:
     account = account_of({A: ranges, B: single}, states, {}, 0)
     assert account.asked == {A: (OffsetRange(2, 5), OffsetRange(9, 10)), B: (OffsetRange(1, 3), OffsetRange(7, 8))}
     assert (account.offsets, account.balanced, account.settled) == (7, True, False)
-    assert account.pending == {"retry": 0, "dead_letter": 0, "in_flight": 0, "unread": 7}
+    assert account.pending == {"retry": 0, "dead_letter": 0, "in_flight": 0, "held_back": 0, "unread": 7}
 
 
 def test_what_was_read_is_settled_a_gap_or_pending_by_kind() -> None:
@@ -43,7 +43,7 @@ def test_what_was_read_is_settled_a_gap_or_pending_by_kind() -> None:
     state = PartitionState(6, (pending(1, 2, 2), pending(3, 4, 1, PendingKind.DEAD_LETTER)))
     account = account_of({A: chosen}, {A: state}, {"acked": 2, "failed": 9, "dead": 1}, 1)
     assert account.outcomes == {"acked": 2, "dead": 1}
-    assert account.pending == {"retry": 1, "dead_letter": 1, "in_flight": 0, "unread": 2}
+    assert account.pending == {"retry": 1, "dead_letter": 1, "in_flight": 0, "held_back": 0, "unread": 2}
     assert (account.balanced, account.next_due) == (True, NOON + timedelta(minutes=2))
 
 

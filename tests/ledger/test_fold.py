@@ -100,7 +100,7 @@ def test_s13_a_dead_letter_that_is_not_confirmed_holds_the_floor_and_is_not_hand
     lane.confirms = False
     lane.poll(fails(1))
     assert lane.states[FIRST].pending_by_kind() == {
-        PendingKind.RETRY: 0, PendingKind.DEAD_LETTER: 1, PendingKind.IN_FLIGHT: 0,
+        PendingKind.RETRY: 0, PendingKind.DEAD_LETTER: 1, PendingKind.IN_FLIGHT: 0, PendingKind.HELD_BACK: 0,
     }  # fmt: skip
     assert (lane.poll().calls, lane.floor) == ([], 1)
     lane.confirms = True
@@ -266,8 +266,9 @@ def test_s7_a_turn_that_does_not_start_from_this_state_un_acks_nothing(
         fold(before, fresh, retries, rows, AT_ONCE)
 
 
-def test_only_failed_and_in_flight_are_not_terminal() -> None:
-    assert {outcome for outcome in Outcome if not outcome.terminal} == {Outcome.FAILED, Outcome.IN_FLIGHT}
+def test_only_failed_in_flight_and_held_back_are_not_terminal() -> None:
+    unsettled = {Outcome.FAILED, Outcome.IN_FLIGHT, Outcome.HELD_BACK}
+    assert {outcome for outcome in Outcome if not outcome.terminal} == unsettled
 
 
 def test_the_next_due_time_is_that_of_the_earliest_retry() -> None:

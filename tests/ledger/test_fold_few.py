@@ -26,8 +26,9 @@ ANY_POLICY = st.sampled_from(
     ]
 )
 ERRORS = st.sampled_from([None, "ValueError", "KeyError", "Dead"])
+KINDS = [PendingKind.RETRY, PendingKind.DEAD_LETTER, PendingKind.IN_FLIGHT]  # with an order, columns do it all
 PENDING = st.builds(
-    Pending, st.sampled_from(list(PendingKind)), st.integers(1, 3), st.sampled_from([None, after(-9), after(9)]), ERRORS
+    Pending, st.sampled_from(KINDS), st.integers(1, 3), st.sampled_from([None, after(-9), after(9)]), ERRORS
 )
 
 
@@ -166,7 +167,7 @@ def test_both_properties_meet_each_error_of_a_fold_and_each_kind_of_pending() ->
         "no outcome for the retry", "is not in flight", "two answers",
     )  # fmt: skip
     assert [text for text in texts if not any(text in error for error in errors)] == []
-    assert kinds == set(PendingKind)
+    assert kinds == set(KINDS)
 
 
 @pytest.mark.parametrize("offsets", [fold_few.FEW + 1, 10**9])

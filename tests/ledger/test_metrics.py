@@ -58,11 +58,12 @@ def test_metrics_leave_out_what_is_not_known() -> None:
     state = PartitionState(10, (retry(3, 5, 60),))
     assert partition_metrics(state, LogBounds(3, 12), Committed(3, ""), rows, NOON, 4.5) == {
         "log_start": 3, "log_end": 12, "committed": 3, "read": 10, "lag": 9, "lag_seconds": 4.5, "pending_retry": 2,
-        "pending_dead_letter": 0, "pending_in_flight": 0, "due": 0, "oldest_pending": 3, "retries": 1,
-        "expired_in_ranges": 3,
+        "pending_dead_letter": 0, "pending_in_flight": 0, "pending_held_back": 0, "due": 0, "oldest_pending": 3,
+        "retries": 1, "expired_in_ranges": 3,
     }  # fmt: skip
     fewest = partition_metrics(PartitionState(10), None, None, [], NOON)
-    assert fewest.keys() == {"read", "pending_retry", "pending_dead_letter", "pending_in_flight", "due", "retries"}
+    kinds = {f"pending_{kind.value}" for kind in PendingKind}
+    assert fewest.keys() == {"read", *kinds, "due", "retries"}
 
 
 def test_fetch_metrics_are_those_of_the_last_turn_that_read() -> None:

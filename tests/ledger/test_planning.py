@@ -123,7 +123,8 @@ def test_a_retry_carries_the_number_of_the_attempt_to_be_made() -> None:
 
 
 def test_neither_a_dead_letter_nor_a_record_in_flight_reaches_the_handler() -> None:
-    pending = [ValuedRange(n, n + 1, Pending(kind, 1, NOON, None)) for n, kind in enumerate(PendingKind)]
+    kinds = [PendingKind.RETRY, PendingKind.DEAD_LETTER, PendingKind.IN_FLIGHT]
+    pending = [ValuedRange(n, n + 1, Pending(kind, 1, NOON, None)) for n, kind in enumerate(kinds)]
     assert plan({FIRST: view(9, 9, *pending)})[FIRST].retries == (ValuedRange(0, 1, 2),)
 
 
@@ -229,7 +230,8 @@ def naive_due(tp: TopicPartition, view: PartitionView) -> list[tuple[datetime | 
     return [
         (state.due, state.attempts, tp, offset)
         for offset, state in by_offset(view.state.pending).items()
-        if view.log and view.subscribed and state.kind is PendingKind.RETRY and state.due and state.due <= NOON
+        if view.log and view.subscribed
+        if (state.kind is PendingKind.RETRY and state.due and state.due <= NOON) or state.kind is PendingKind.HELD_BACK
     ]
 
 

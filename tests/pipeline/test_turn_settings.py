@@ -22,6 +22,7 @@ OTHER: dict[str, Any] = {
     "outputs": [{"from": "price", "table": "prices", "columns": {"value": "decimal(5, 2)"}, "partition_by": []}],
     "tracking": False,
     "guarantee": "no_guarantee",
+    "order": "partition",
     "record_outcomes": False,
     "retry": {"max_retries": "forever", "by_error": {"KeyError": "never", "OSError": {"max_delay": "90s"}}},
     "dead_letter": "none",

@@ -12,21 +12,21 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_411,
-    "ledger": 4_078,
-    "pipeline": 3_366,
+    "ledger": 4_267,
+    "pipeline": 3_388,
     "forms": 1_002,
     "kafka": 2_896,
     "delta": 2_926,
-    "tables": 2_498,
+    "tables": 2_538,
     "audit": 1_188,
     "worker": 4_147,
     "trees": 4_436,
     "spark": 3_095,
-    "lane": 3_044,
+    "lane": 3_052,
     "outputs": 2_075,
     "in_flight": 512,
     "dead_letters": 207,
-    "steps": 1_692,
+    "steps": 1_707,
     "actions": 1_990,
     "answers": 1_681,
     "backfill": 1_155,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 57_760
-TESTS_CEILING = 70_535
+PACKAGE_CEILING = 58_034
+TESTS_CEILING = 70_763
 
 
 def lines(files: "list[Path]") -> int:

@@ -86,7 +86,7 @@ def test_xcom_log_and_printed_table_hold_totals_and_the_ten_worst_partitions() -
     assert planned["totals"] == {"partitions": 300, "fresh": 340, "retries": 0, "unread": 340}
     assert settled["totals"] == {
         "partitions": 300,
-        "pending": {"retry": 50, "dead_letter": 0, "in_flight": 0},
+        "pending": {"retry": 50, "dead_letter": 0, "in_flight": 0, "held_back": 0},
         "outcomes": {"acked": 290, "failed": 50},
         "committed": 300,
     }

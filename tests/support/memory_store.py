@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, cast
 
 from ackline.errors import FatalError, LedgerError
@@ -28,7 +29,7 @@ from ackline.ledger.turns import (
 from ackline.tables.chosen import DeadRow, OutcomeFilter, RangesByPartition
 from ackline.tables.schemas import plan_date
 from ackline.tables.store import LedgerStore
-from ackline.tables.turn_outcomes import Attempts, FailedClass, Failures, LastFailure, TurnOutcomes
+from ackline.tables.turn_outcomes import Attempts, FailedClass, Failures, LastFailure, Singles, TurnOutcomes
 from tests.support.memory import BEFORE, READ, Hook, World, no_hook
 from tests.support.memory_table import MemoryTable, OutcomesFile, ReplacingFiles
 
@@ -260,7 +261,7 @@ class MemoryStore(LedgerStore):
             for rows in file.rows.values():
                 yield from (row for row in rows if row.attempt == 1 and not row.answer)
 
-    def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
+    def outcomes_of(self, turn: TurnId, singles: Singles = MappingProxyType({}), keys: bool = False) -> TurnOutcomes:
         self._hook("rows", READ)
         if turn in self.world.tables.lost_files:
             raise FatalError(f"the table outcomes at {self.outcomes.uri} can't be used: No such file or directory")
@@ -272,6 +273,6 @@ class MemoryStore(LedgerStore):
                 for row in written:
                     counts.setdefault(tp, Counter())[row.outcome.value] += row.end - row.offset
                 fresh[tp] += sum(row.attempt == 1 and not row.answer for row in written)
-                if every_row or not file.counted:
-                    rows.setdefault(tp, []).extend(written)
+                kept = (row for row in written if not file.counted or row.offset < singles.get(tp, 0))
+                rows.setdefault(tp, []).extend(kept)
         return TurnOutcomes(rows, counts, fresh)

@@ -46,7 +46,7 @@ def test_a_deadline_at_the_end_of_the_calendar_is_stored_by_the_task_and_by_sett
     for number in range(CHECKPOINT_EVERY if from_checkpoint else 0):
         store.outcomes.append([], "orders/live/0/other", number)
     outcomes = store.outcomes_of(turn(1))
-    assert (outcomes.counts, outcomes.attempted_fresh) == ({TP: {"in_flight": 3}}, {TP: 2})
+    assert (outcomes.counts, outcomes.attempted) == ({TP: {"in_flight": 3}}, {TP: 2})
     assert {row.due for row in outcomes.rows[TP]} == {end}
 
 
@@ -97,7 +97,7 @@ def test_the_audit_shows_a_record_in_flight_before_what_ended_it(lane: LedgerSto
         (3, 1, 1, "in_flight"), (3, 1, 1, "acked"), (4, 1, 1, "in_flight"), (4, 2, 1, "failed"), (4, 3, 2, "acked"),
         (5, 1, 1, "in_flight"), (5, 2, 1, "in_flight"), (6, 2, 1, "acked"),
     ]  # fmt: skip
-    assert lane.outcomes_of(turn(2)).attempted_fresh == {TP: 1}
+    assert lane.outcomes_of(turn(2)).attempted == {TP: 1}
 
 
 def test_the_view_of_records_has_the_outcome_that_ended_each(lane: LedgerStore) -> None:

@@ -72,9 +72,9 @@ def test_no_row_and_no_transaction_id_changes(root: str, store: LedgerStore) -> 
     assert (again.newest(), again.plan(turn(2)), again.ledger_id()) == (settlement(3), plan(2), ledger)
     assert again.started_at(turn(3)) == NOON
     assert list(audit_rows(root, "orders", AuditFilter(everything=True))) == rows
-    assert [again.outcomes_of(turn(2)).counts, again.outcomes_of(turn(2)).attempted_fresh] == [
+    assert [again.outcomes_of(turn(2)).counts, again.outcomes_of(turn(2)).attempted] == [
         outcomes.counts,
-        outcomes.attempted_fresh,
+        outcomes.attempted,
     ]
     assert not again.store_settlement(settlement(3, "late"), plan(3))
     settle_turns(again, range(4, 5))

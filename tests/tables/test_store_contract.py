@@ -120,7 +120,7 @@ class CommitContract:
         assert not store.has_outcomes(turn(1))
         assert not store.has_decisions(turn(1))
         outcomes = store.outcomes_of(turn(1))
-        assert (outcomes.rows, outcomes.counts, outcomes.attempted_fresh) == ({}, {}, {})
+        assert (outcomes.rows, outcomes.counts, outcomes.attempted) == ({}, {}, {})
         for read in (store.plan, store.settlement):
             with pytest.raises(LedgerError):
                 read(turn(1))
@@ -243,7 +243,7 @@ class CommitContract:
         store.store_outcomes(turn(2), [tables.written(turn(2), [(100, 1, "failed")], TP)])
         outcomes = store.outcomes_of(turn(1))
         assert outcomes.counts == {TP: {"acked": 5, "failed": 1, "expired": 2}, TP1: {"acked": 1, "skipped": 1}}
-        assert outcomes.attempted_fresh == {TP: 6, TP1: 1}
+        assert outcomes.attempted == {TP: 6, TP1: 1}
         assert sorted(outcomes.rows[TP]) == [OutcomeRow(5, 1, Outcome.FAILED, NOON), decided]
         assert list(outcomes.rows[TP1]) == [OutcomeRow(2, 2, Outcome.ACKED, NOON)]
 
@@ -339,7 +339,7 @@ class StoreContract(CommitContract):
         assert not store.store_outcomes(turn(1), [])
         assert store.has_outcomes(turn(2))
         found = store.outcomes_of(turn(2))
-        assert (found.rows, found.counts, found.attempted_fresh) == ({}, {}, {})
+        assert (found.rows, found.counts, found.attempted) == ({}, {}, {})
         assert not store.has_outcomes(turn(3))
         assert not store.has_decisions(turn(2))
 
@@ -373,7 +373,7 @@ class StoreContract(CommitContract):
         store.store_outcomes(turn(1), [tables.written(turn(1), [(3, 1, "in_flight"), (4, 1, "in_flight")], TP, due)])
         assert store.store_decisions(plan(1), "run", {TP: acks}, report)
         outcomes = store.outcomes_of(turn(1))
-        assert (outcomes.counts, outcomes.attempted_fresh) == ({TP: {"in_flight": 2, "acked": 2}}, {TP: 2})
+        assert (outcomes.counts, outcomes.attempted) == ({TP: {"in_flight": 2, "acked": 2}}, {TP: 2})
         assert sorted(outcomes.rows[TP], key=lambda row: (row.offset, row.answer or "")) == [
             row for pair in zip(handed_on, acks, strict=True) for row in pair
         ]

@@ -67,7 +67,7 @@ def test_files_where_all_succeeded_at_once_are_counted_without_being_opened(stor
     path.write_bytes(b"x" * acked.size)
     outcomes = store.outcomes_of(turn(1))
     assert outcomes.counts == {TP: {"acked": 1_000, "failed": 1}}
-    assert outcomes.attempted_fresh == {TP: 1_001}
+    assert outcomes.attempted == {TP: 1_001}
     path.unlink()
     with pytest.raises(FatalError, match=f"{acked.path} does not exist"):
         store.outcomes_of(turn(1))
@@ -82,7 +82,7 @@ def test_every_other_file_is_opened(store: LedgerStore, rows: list[tuple[int, in
     store.store_outcomes(turn(1), [written(store, turn(1), rows)])
     outcomes = store.outcomes_of(turn(1))
     assert outcomes.counts[TP] == Counter(outcome for _, _, outcome in rows)
-    assert outcomes.attempted_fresh[TP] == sum(attempt == 1 for _, attempt, _ in rows)
+    assert outcomes.attempted[TP] == sum(attempt == 1 for _, attempt, _ in rows)
     assert len(outcomes.rows.get(TP, ())) == sum(attempt > 1 for _, attempt, _ in rows)
 
 
@@ -145,7 +145,7 @@ def test_partitions_that_share_files_are_counted_each_for_itself_also_after_a_co
     for _ in range(2):
         outcomes = store.outcomes_of(turn(1))
         assert outcomes.counts == {tp: {"acked": sizes[tp], "skipped": 2, "failed": 2} for tp in tps}
-        assert outcomes.attempted_fresh == {tp: sizes[tp] + 4 for tp in tps}
+        assert outcomes.attempted == {tp: sizes[tp] + 4 for tp in tps}
         assert {tp: [row.offset for row in rows] for tp, rows in outcomes.rows.items()} == {tp: [0, 1] for tp in tps}
         DeltaTable(store.outcomes.uri).optimize.compact()
 
@@ -165,7 +165,7 @@ def test_fault_33_compaction_while_outcomes_are_read_counts_nothing_twice(root: 
     store.store_outcomes(turn(1), [written(store, turn(1), [(offset, 1, "acked")]) for offset in range(5)])
     store.outcomes = CompactedBetween(store.folder, "outcomes")
     outcomes = store.outcomes_of(turn(1))
-    assert (outcomes.counts, outcomes.attempted_fresh) == ({TP: {"acked": 5}}, {TP: 5})
+    assert (outcomes.counts, outcomes.attempted) == ({TP: {"acked": 5}}, {TP: 5})
 
 
 def test_a_hundred_thousand_pending_offsets_and_failures_are_stored_and_read_in_seconds(store: LedgerStore) -> None:

@@ -271,7 +271,7 @@ def test_streams_with_threads_and_a_loop_share_the_limit(seed: int, monkeypatch:
         await asyncio.sleep(0.001)
         begin(-1)
 
-    handlers = [plain, ManagedHandler(later, "handlers:later", emits=False)]
+    handlers: list[Handler] = [plain, ManagedHandler(later, "handlers:later", emits=False)]
     waiting = WaitingHandlers(
         handlers, lambda _: (lambda record: (handlers[record.offset % 2], record), lambda records: records.payload_of),
         4, 4, False, None,

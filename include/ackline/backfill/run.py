@@ -313,7 +313,7 @@ def _is_fruitless(adapters: Adapters, plan: Plan, settlement: Settlement) -> boo
     unlimited = retry.class_ is not None or retry.max_retries == FOREVER
     if not unlimited or settlement.kind is TurnKind.VOID:
         return False
-    new = plan.reads_single_offsets or any(planned.fresh for planned in plan.partitions.values())
+    new = plan.singles or any(planned.fresh for planned in plan.partitions.values())
     ended = any(
         Outcome(word).terminal and number
         for settled in settlement.partitions.values()

@@ -26,6 +26,7 @@ from ackline.ledger.metrics import (
     totals_after,
 )
 from ackline.ledger.offsets import LogBounds, TopicPartition
+from ackline.ledger.order import Order
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.pending import microseconds_up
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
@@ -56,7 +57,8 @@ def turn_outcomes(adapters: Adapters, plan: Plan, report: TurnReport | None) -> 
     """Returns the outcomes of a turn: rows, and counts that include outcomes which are not kept as rows."""
     # A range proves that what has no row succeeded or is a gap. First attempts at single offsets have no such proof, so
     # each of them needs its row.
-    outcomes = adapters.store.outcomes_of(plan.turn, every_row=plan.reads_single_offsets)
+    by_key = TurnSettings(plan.settings).order is Order.KEY
+    outcomes = adapters.store.outcomes_of(plan.turn, plan.singles, by_key)
     # An executor's clock may be ahead of this one: nothing was handled after it was reported, nor before the plan, than
     # which the clock of a host that settles may be earlier.
     now = microseconds_up(max(adapters.now(), plan.planned_at))
@@ -68,12 +70,12 @@ def turn_outcomes(adapters: Adapters, plan: Plan, report: TurnReport | None) -> 
     if report.recorded:
         return outcomes
     counts = {tp: Counter(by_outcome) for tp, by_outcome in outcomes.counts.items()}
-    fresh = Counter(outcomes.attempted_fresh)
+    fresh = Counter(outcomes.attempted)
     for tp, reported in report.counts.items():
         counts.setdefault(tp, Counter()).update(reported)
         # Each of them is a first attempt: the guarantees that keep no rows make no retries.
         fresh[tp] += sum(reported.get(word, 0) for word in _ATTEMPTS)
-    return replace(outcomes, counts=counts, attempted_fresh=fresh)
+    return replace(outcomes, counts=counts, attempted=fresh)
 
 
 def first_attempts(adapters: Adapters, plan: Plan, report: TurnReport | None) -> Counter[str]:
@@ -97,14 +99,20 @@ def gaps_of(plan: Plan, tp: TopicPartition, outcomes: TurnOutcomes) -> int | Non
         return 0
     if not outcomes.complete:
         return None
-    fresh = plan.partitions[tp].fresh
-    if not fresh:  # first attempts at single offsets of a backfill lane are none at a fresh range
+    fresh, attempted = plan.partitions[tp].fresh, outcomes.attempted.get(tp, 0)
+    if not fresh:
         return 0
+    if not outcomes.rows.get(tp):
+        return len(fresh) - attempted
+    rows = OutcomeColumns.of(outcomes.rows[tp])
     # No outcome proves anything about the offsets of a range row (lost, expired), so they are no proved gaps.
-    rows = outcomes.rows.get(tp)
-    ranges = OutcomeColumns.of(rows).of_ranges() if rows else ()
+    ranges = rows.of_ranges()
     unread = sum(max(0, min(row.end, fresh.end) - max(row.offset, fresh.start)) for row in ranges)
-    return len(fresh) - outcomes.attempted_fresh.get(tp, 0) - unread
+    if plan.partitions[tp].retries:  # some of them may be first attempts at what was held back
+        attempted -= int(((rows.attempts == 1) & ~rows.answered & (rows.offsets < fresh.start)).sum())
+    if len(held_back := rows.with_outcome(Outcome.HELD_BACK)):
+        unread += int((held_back.offsets >= fresh.start).sum())
+    return len(fresh) - attempted - unread
 
 
 def with_metrics(
@@ -140,7 +148,7 @@ def with_metrics(
         unrecorded = report.counts.get(tp, {}) if report is not None and not report.recorded else {}
         metrics |= signals_after(
             earlier, rows, moved=settled.state.floor != settled.old_floor, behind=behind,
-            new_records=outcomes.attempted_fresh.get(tp, 0), retention_at=expiries.get(tp), now=now,
+            new_records=outcomes.attempted.get(tp, 0), retention_at=expiries.get(tp), now=now,
             without_row=sum(unrecorded.get(word, 0) for word in (Outcome.FAILED, Outcome.DROPPED)),
         )  # fmt: skip
         measured[tp] = replace(

@@ -25,6 +25,7 @@ from ackline.ledger.offsets import (
     subtract,
     union,
 )
+from ackline.ledger.order import is_unread
 from ackline.ledger.outcomes import Outcome
 
 UNREAD = "unread"
@@ -87,7 +88,7 @@ def account_of(
     pending: Counter[str] = Counter({kind.value: 0 for kind in PendingKind} | {UNREAD: 0})
     for tp, state in states.items():
         runs = state.pending
-        unread = int((runs.ends - runs.starts)[runs.attempts == 0].sum())
+        unread = runs.where(is_unread).offsets
         pending.update({kind.value: number for kind, number in state.pending_by_kind().items()})
         pending[PendingKind.RETRY] -= unread
         left = clipped(chosen[tp].ranges, state.complete_to, max((r.end for r in chosen[tp].ranges), default=0))

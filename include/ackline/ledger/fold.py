@@ -37,11 +37,13 @@ from ackline.ledger.offsets import (
     subtract,
     union,
 )
+from ackline.ledger.order import has_no_lower, is_held_back
 from ackline.ledger.outcomes import Outcome, OutcomeColumns, OutcomeRow
 from ackline.ledger.pending import (
     LATEST,
     NEVER,
     NOTHING_PENDING,
+    UNKNOWN_KEY,
     Pending,
     PendingKind,
     PendingRuns,
@@ -74,9 +76,11 @@ class PartitionState:
         complete_to: int,
         pending: Iterable[ValuedRange[Pending]] = NOTHING_PENDING,
         gaps_above_floor: ValuedRanges[int] = (),
+        pending_keys: Int64s | None = None,
     ) -> None:
+        runs = PendingRuns.of(pending)
         object.__setattr__(self, "complete_to", complete_to)
-        object.__setattr__(self, "pending", PendingRuns.of(pending))
+        object.__setattr__(self, "pending", runs if pending_keys is None else runs.with_keys(pending_keys))
         object.__setattr__(self, "gaps_above_floor", gaps_above_floor)
 
     @property
@@ -92,6 +96,11 @@ class PartitionState:
         # each several times.
         return int(self.pending.starts[0]) if self.pending else self.complete_to
 
+    @property
+    def pending_keys(self) -> Int64s | None:
+        """What is known of the keys of `pending`, as the table of settlements stores it; None if no key is known."""
+        return self.pending.keys
+
     def pending_by_kind(self) -> dict[PendingKind, int]:
         """How many offsets are pending of each kind, zeros included."""
         return {kind: self.pending.of_kind(kind).offsets for kind in PendingKind}
@@ -102,9 +111,12 @@ class PartitionState:
 
     @property
     def next_due(self) -> datetime | None:
-        """The earliest time at which a turn has something to do here: a retry is due, or a deadline of a record in
-        flight passes. None if there is none."""
-        return time_of(int(self.pending.dues.min(initial=NEVER)))
+        """The earliest time at which a turn has something to do here: a retry is due, a deadline of a record in flight
+        passes, or what has held back a record is settled. None if there is none."""
+        pending = self.pending
+        if len(held_back := pending.in_state(is_held_back)) and held_back.any():
+            pending = pending.chosen(~held_back | has_no_lower(pending))
+        return time_of(int(pending.dues.min(initial=NEVER)))
 
 
 def fold(
@@ -153,8 +165,12 @@ def _pending_after_turn(
     pending = state.pending
     planned = _Retries.of(retries)
     _check_turn_starts_here(state.complete_to, pending, fresh, planned)
-    decided = _decided_ranges(columns.where(columns.attempts == 0))
-    attempts = _by_offset(columns.where((columns.attempts != 0) & ~columns.answered))
+    held_back = columns.has(Outcome.HELD_BACK)
+    decided = _decided_ranges(columns.where((columns.attempts == 0) & ~held_back))
+    attempts = columns.where((columns.attempts != 0) & ~columns.answered)
+    if held_back.any():
+        attempts = OutcomeColumns.concat([attempts, _with_numbers(columns.where(held_back), fresh, planned)])
+    attempts = _by_offset(attempts)
     answers = _by_offset(columns.where(columns.answered))
     _check_attempts_were_planned(attempts, fresh, planned)
     _check_each_retry_is_answered(planned, attempts, decided)
@@ -219,7 +235,8 @@ def _check_turn_starts_here(complete_to: int, pending: PendingRuns, fresh: Offse
     # A retry must be the attempt that is pending at its offset. Otherwise one of three holds: the offset is settled,
     # and a failure would un-ack it; or this attempt was made already (I5); or only the dead letter is missing, and the
     # handler must not get the record again.
-    made = [state.attempts if state.kind is PendingKind.RETRY else None for state in pending.states]
+    read_again = (PendingKind.RETRY, PendingKind.HELD_BACK)
+    made = [state.attempts if state.kind in read_again else None for state in pending.states]
     next_attempts = np.array([-1 if attempts is None else attempts + 1 for attempts in made], dtype=np.int64)
     run = index_of_range(retries.offsets, pending.ranges)
     expected = np.full(len(run), -1, dtype=np.int64)
@@ -231,14 +248,28 @@ def _check_turn_starts_here(complete_to: int, pending: PendingRuns, fresh: Offse
         )
 
 
+def _planned_attempts(offsets: Int64s, fresh: OffsetRange, retries: _Retries) -> Int64s:
+    """Returns the number of the attempt that was planned at each offset, 0 where none was."""
+    expected = np.where((fresh.start <= offsets) & (offsets < fresh.end), 1, 0)
+    if len(retries.offsets):
+        nearest = np.minimum(np.searchsorted(retries.offsets, offsets), len(retries.offsets) - 1)
+        retried = retries.offsets[nearest] == offsets
+        expected[retried] = retries.attempts[nearest[retried]]
+    return expected
+
+
+def _with_numbers(held_back: OutcomeColumns, fresh: OffsetRange, retries: _Retries) -> OutcomeColumns:
+    """Returns the rows of records that were held back, each with the number of the attempt that was planned and not
+    made. One at an offset that was not planned gets a number that no attempt has."""
+    numbered = held_back.where(np.arange(len(held_back)))
+    planned = _planned_attempts(numbered.offsets, fresh, retries)
+    numbered.attempts = np.where(planned > 0, planned, -1).astype(np.int32)
+    return numbered
+
+
 def _check_attempts_were_planned(attempts: OutcomeColumns, fresh: OffsetRange, retries: _Retries) -> None:
     """Prove that each of the attempts, which are sorted by offset, was planned, and was made once."""
-    in_fresh = (fresh.start <= attempts.offsets) & (attempts.offsets < fresh.end)
-    expected = np.where(in_fresh, 1, 0)
-    if len(retries.offsets):
-        nearest = np.minimum(np.searchsorted(retries.offsets, attempts.offsets), len(retries.offsets) - 1)
-        retried = retries.offsets[nearest] == attempts.offsets
-        expected[retried] = retries.attempts[nearest[retried]]
+    expected = _planned_attempts(attempts.offsets, fresh, retries)
     # A row that this turn did not plan is of another turn, and would settle or un-ack what this one has not read.
     for index in np.flatnonzero(expected != attempts.attempts)[:1].tolist():
         offset = int(attempts.offsets[index])
@@ -276,10 +307,26 @@ def _pending_after(rows: OutcomeColumns, pending: PendingRuns, policy: Backoff, 
     """What is pending after these rows: all of them end what was pending at their offsets, and some begin anew."""
     if not len(rows):  # as in most partitions of a turn that has thousands
         return pending
+    rows = _with_keys(rows, pending)
     left = pending.minus((rows.offsets, rows.offsets + 1))
     left = left.plus(_pending_after_failures(rows.with_outcome(Outcome.FAILED), policy, seed))
-    in_flight = rows.with_outcome(Outcome.IN_FLIGHT)
-    return left.plus(_in_flight(in_flight)) if len(in_flight) else left
+    for outcome, begun in ((Outcome.IN_FLIGHT, _in_flight), (Outcome.HELD_BACK, _held_back)):
+        if len(unsettled := rows.with_outcome(outcome)):
+            left = left.plus(begun(unsettled))
+    return left
+
+
+def _with_keys(rows: OutcomeColumns, pending: PendingRuns) -> OutcomeColumns:
+    """Returns the rows, each with the key that is known at its offset: an answer from outside comes without one."""
+    if pending.keys is None and rows.keys is None:
+        return rows
+    keyed, run = rows.where(np.arange(len(rows))), index_of_range(rows.offsets, pending.ranges)
+    known = np.where(rows.answered, UNKNOWN_KEY, rows.known_keys)
+    known[run >= 0] = np.where(
+        pending.known_keys[run[run >= 0]] == UNKNOWN_KEY, known[run >= 0], pending.known_keys[run[run >= 0]]
+    )
+    keyed.keys = known
+    return keyed
 
 
 def _distinct(*columns: npt.NDArray[Any]) -> tuple[list[tuple[int, ...]], npt.NDArray[np.int32]]:
@@ -296,7 +343,15 @@ def _in_flight(rows: OutcomeColumns) -> PendingRuns:
     """Each row as pending until its answer, or until its deadline. Keeps the error class of a skip in its tree."""
     kinds, codes = _distinct(rows.attempts, rows.codes)
     states = [PendingState(PendingKind.IN_FLIGHT, attempt, rows.results[result][1]) for attempt, result in kinds]
-    return PendingRuns(rows.offsets, rows.offsets + 1, codes, rows.deadlines, states).joined()
+    return PendingRuns(rows.offsets, rows.offsets + 1, codes, rows.deadlines, states, rows.keys).joined()
+
+
+def _held_back(rows: OutcomeColumns) -> PendingRuns:
+    """Each row as pending until what holds it back is settled: the attempt that was planned was not made. Its due time
+    is since when it waits, so that of all that a turn may read the longest waiting comes first."""
+    kinds, codes = _distinct(rows.attempts)
+    states = [PendingState(PendingKind.HELD_BACK, attempt - 1, None) for (attempt,) in kinds]
+    return PendingRuns(rows.offsets, rows.offsets + 1, codes, rows.handled_at, states, rows.keys).joined()
 
 
 def _pending_after_failures(failed: OutcomeColumns, policy: Backoff, seed: str) -> PendingRuns:
@@ -309,7 +364,7 @@ def _pending_after_failures(failed: OutcomeColumns, policy: Backoff, seed: str) 
         PendingState(PendingKind.RETRY if has_next else PendingKind.DEAD_LETTER, attempt, failed.results[result][1])
         for attempt, result, has_next in kinds
     ]
-    return PendingRuns(failed.offsets, failed.offsets + 1, codes, dues, states).joined()
+    return PendingRuns(failed.offsets, failed.offsets + 1, codes, dues, states, failed.keys).joined()
 
 
 def _dues(failed: OutcomeColumns, policy: Backoff, seed: str) -> Int64s:

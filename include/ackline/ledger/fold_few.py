@@ -67,6 +67,8 @@ def fold_few(
     """
     if len(rows) + len(pending) + len(retries) > FEW or fresh.start < complete_to:
         return None
+    if pending.keys is not None or rows.keys is not None:
+        return None
     if fresh.start == complete_to and not (len(rows) or len(retries)):
         return pending
     columns = (pending.starts.tolist(), pending.ends.tolist(), pending.codes.tolist(), pending.dues.tolist())
@@ -124,6 +126,8 @@ def _checked(
                 raise _LeftToColumns
             decided.append((offset, offset + 1 if end < 0 else end))
             continue
+        if outcome is Outcome.HELD_BACK:
+            raise _LeftToColumns
         made = answers if answer else attempts
         first = 1 if fresh.start <= offset < fresh.end else 0
         if offset in made or not (answer or planned.get(offset, first) == number):

@@ -130,7 +130,8 @@ CountsByOutcome = Mapping[str, int]
 """How many offsets have each outcome. A row of a range counts as all its offsets, also those that held no record:
 no process has read them. `failed` and `acked` count attempts, so a record that failed twice counts twice."""
 
-TOTALS = (*(outcome.value for outcome in Outcome if outcome is not Outcome.IN_FLIGHT), "retries")
+_NO_END = (Outcome.IN_FLIGHT, Outcome.HELD_BACK)
+TOTALS = (*(outcome.value for outcome in Outcome if outcome not in _NO_END), "retries")
 """The keys of `totals`: the offsets of the epoch so far by outcome, and how many attempts were retries."""
 
 FETCHES, FETCH_MEAN, FETCH_MAX = "fetches", "fetch_seconds_mean", "fetch_seconds_max"

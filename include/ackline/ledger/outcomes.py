@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ackline.ledger.offsets import Bools, Int64s, Ranges
-from ackline.ledger.pending import NEVER, microseconds, time_of
+from ackline.ledger.pending import NEVER, UNKNOWN_KEY, microseconds, time_of
 
 
 class Outcome(StrEnum):
@@ -120,6 +120,8 @@ class OutcomeRow(NamedTuple):
     """Why settle has ended or renewed the attempt, which was in flight; None in the row of the attempt itself."""
     letter: str | None = None
     """Of a dead record: where its dead letter is, as TOPIC[PARTITION] OFFSET; None without one."""
+    key: int = UNKNOWN_KEY
+    """What `ackline.ledger.order` knows of the record's key."""
 
     @property
     def end(self) -> int:
@@ -158,10 +160,11 @@ class OutcomeColumns(Sequence[OutcomeRow]):
 
     `end_offsets` has -1 for a row of one offset, `handled_at` and `dues` are in microseconds since 1970. `codes` are
     indexes of `results`, `answers` are indexes of None and the kinds of answers. `dues` and `answers` are None if no
-    row has one, as in a pipeline without records in flight.
+    row has one, as in a pipeline without records in flight. `keys` has what `ackline.ledger.order` knows of the key of
+    each record; None if no key is known.
     """
 
-    __slots__ = ("answers", "attempts", "codes", "dues", "end_offsets", "handled_at", "offsets", "results")
+    __slots__ = ("answers", "attempts", "codes", "dues", "end_offsets", "handled_at", "keys", "offsets", "results")
 
     def __init__(
         self,
@@ -173,10 +176,11 @@ class OutcomeColumns(Sequence[OutcomeRow]):
         results: Sequence[tuple[Outcome, str | None]],
         dues: Int64s | None = None,
         answers: npt.NDArray[np.int8] | None = None,
+        keys: Int64s | None = None,
     ) -> None:
         self.offsets, self.end_offsets, self.attempts = offsets, end_offsets, attempts
         self.handled_at, self.codes, self.results = handled_at, codes, tuple(results)
-        self.dues, self.answers = dues, answers
+        self.dues, self.answers, self.keys = dues, answers, keys
 
     @classmethod
     def of(cls, rows: Iterable[OutcomeRow]) -> "OutcomeColumns":
@@ -203,6 +207,7 @@ class OutcomeColumns(Sequence[OutcomeRow]):
             list(results),
             np.array([microseconds(row.due) for row in every]) if any(row.due for row in every) else None,
             answer_codes([row.answer for row in every]),
+            np.array([row.key for row in every]) if any(row.key != UNKNOWN_KEY for row in every) else None,
         )
 
     @classmethod
@@ -226,7 +231,10 @@ class OutcomeColumns(Sequence[OutcomeRow]):
             answers = np.concatenate(
                 [np.zeros(len(part), dtype=np.int8) if part.answers is None else part.answers for part in columns]
             )
-        return cls(offsets, ends, attempts, times, np.concatenate(codes), list(results), dues, answers)
+        keys: Int64s | None = None
+        if any(part.keys is not None for part in columns):
+            keys = np.concatenate([part.known_keys for part in columns])
+        return cls(offsets, ends, attempts, times, np.concatenate(codes), list(results), dues, answers, keys)
 
     @property
     def ends(self) -> Int64s:
@@ -244,6 +252,11 @@ class OutcomeColumns(Sequence[OutcomeRow]):
         """Whether each row ends or renews an attempt that was in flight."""
         return np.zeros(len(self), dtype=np.bool_) if self.answers is None else self.answers > 0
 
+    @property
+    def known_keys(self) -> Int64s:
+        """What is known of the key of each record, UNKNOWN_KEY where nothing is."""
+        return np.full(len(self), UNKNOWN_KEY) if self.keys is None else self.keys
+
     def not_after(self, time: int) -> "OutcomeColumns":
         """Returns the rows with each attempt that was handled after `time`, in microseconds since 1970, as one that was
         handled then: its deadline moves with it. Answers from outside and decisions stay as they are."""
@@ -255,9 +268,13 @@ class OutcomeColumns(Sequence[OutcomeRow]):
         moved.dues = None if self.dues is None else np.where(self.dues == NEVER, NEVER, self.dues - late)
         return moved
 
+    def has(self, outcome: Outcome) -> Bools:
+        """Returns whether each row has this outcome."""
+        return self._has([result is outcome for result, _ in self.results])
+
     def with_outcome(self, outcome: Outcome) -> "OutcomeColumns":
         """Returns the rows with this outcome."""
-        return self.where(self._has([result is outcome for result, _ in self.results]))
+        return self.where(self.has(outcome))
 
     def of_ranges(self) -> "OutcomeColumns":
         """Returns the rows that stand for a range of offsets."""
@@ -283,6 +300,7 @@ class OutcomeColumns(Sequence[OutcomeRow]):
             self.results,
             None if self.dues is None else self.dues[rows],
             None if self.answers is None else self.answers[rows],
+            None if self.keys is None else self.keys[rows],
         )
 
     def __len__(self) -> int:
@@ -300,13 +318,14 @@ class OutcomeColumns(Sequence[OutcomeRow]):
             yield from zip(*values, dues, answers, strict=True)
 
     def __iter__(self) -> Iterator[OutcomeRow]:
-        for offset, end, attempt, time, code, due, answer in self.values():
+        keys = repeat(UNKNOWN_KEY) if self.keys is None else iter(self.keys.tolist())
+        for (offset, end, attempt, time, code, due, answer), key in zip(self.values(), keys, strict=False):
             outcome, error_class = self.results[code]
             handled_at = time_of(time)
             assert handled_at is not None
             yield OutcomeRow(
                 offset, attempt, outcome, handled_at, error_class, None if end == _NO_END else end,
-                due=time_of(due), answer=_ANSWERS[answer],
+                due=time_of(due), answer=_ANSWERS[answer], key=key,
             )  # fmt: skip
 
     @overload

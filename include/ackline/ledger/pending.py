@@ -24,6 +24,8 @@ LATEST = (LATEST_TIME - _EPOCH) // MICROSECOND
 """The latest due time and deadline, in microseconds since 1970."""
 NEVER = int(np.iinfo(np.int64).max)
 """The due time of what has no next attempt."""
+UNKNOWN_KEY = int(np.iinfo(np.int64).min)
+"""Stands for the key of a pending record that is not known."""
 _CHUNK = 10_000
 
 
@@ -62,18 +64,27 @@ class PendingState(NamedTuple):
 
 
 class PendingRuns(Runs, Sequence[ValuedRange[Pending]]):
-    """Sorted, disjoint runs of pending offsets. Touching runs differ in their state. Equal to a tuple of the same runs.
+    """Sorted, disjoint runs of pending offsets. Touching runs differ in their state or key. Equal to a tuple of the
+    same runs.
 
     `starts` and `ends` are the runs, `dues` are microseconds since 1970, or NEVER. `codes` are indexes of `states`.
+    `keys` has what `ackline.ledger.order` knows of the key of each run; None if no key is known.
     """
 
-    __slots__ = ("codes", "dues", "states")
+    __slots__ = ("codes", "dues", "keys", "states")
 
     def __init__(
-        self, starts: Int64s, ends: Int64s, codes: npt.NDArray[np.int32], dues: Int64s, states: Sequence[PendingState]
+        self,
+        starts: Int64s,
+        ends: Int64s,
+        codes: npt.NDArray[np.int32],
+        dues: Int64s,
+        states: Sequence[PendingState],
+        keys: Int64s | None = None,
     ) -> None:
         self.starts, self.ends, self.codes, self.dues = starts, ends, codes, dues
         self.states = tuple(states)
+        self.keys = keys if keys is not None and (keys != UNKNOWN_KEY).any() else None
 
     @classmethod
     def of(cls, runs: Iterable[ValuedRange[Pending]]) -> "PendingRuns":
@@ -90,6 +101,10 @@ class PendingRuns(Runs, Sequence[ValuedRange[Pending]]):
         dues = np.array([microseconds(run.value.due) for run in every], dtype=np.int64)
         return cls(starts, ends, np.array(codes, dtype=np.int32), dues, list(states)).joined()
 
+    def with_keys(self, keys: Int64s) -> "PendingRuns":
+        """Returns the runs with these keys."""
+        return PendingRuns(self.starts, self.ends, self.codes, self.dues, self.states, keys)
+
     def joined(self) -> "PendingRuns":
         """Returns the same offsets in as few runs as possible. Raises ValueError if runs overlap."""
         overlap = self.starts[1:] < self.ends[:-1]
@@ -98,11 +113,14 @@ class PendingRuns(Runs, Sequence[ValuedRange[Pending]]):
         begins = np.ones(len(self), dtype=np.bool_)
         touching = self.starts[1:] == self.ends[:-1]
         same = (self.codes[1:] == self.codes[:-1]) & (self.dues[1:] == self.dues[:-1])
+        if self.keys is not None:
+            same &= self.keys[1:] == self.keys[:-1]
         begins[1:] = ~(touching & same)
         if begins.all():
             return self
         lasts = np.append(begins[1:], True)
-        return PendingRuns(self.starts[begins], self.ends[lasts], self.codes[begins], self.dues[begins], self.states)
+        kept = self.chosen(begins)
+        return PendingRuns(kept.starts, self.ends[lasts], kept.codes, kept.dues, self.states, kept.keys)
 
     def minus(self, holes: Ranges) -> "PendingRuns":
         """Returns what is pending outside of `holes`."""
@@ -113,13 +131,14 @@ class PendingRuns(Runs, Sequence[ValuedRange[Pending]]):
         return self._pieces(*intersect(self.ranges, ranges))
 
     def _pieces(self, starts: Int64s, ends: Int64s, index: Int64s) -> "PendingRuns":
-        return PendingRuns(starts, ends, self.codes[index], self.dues[index], self.states)
+        whole = self.chosen(index)
+        return PendingRuns(starts, ends, whole.codes, whole.dues, self.states, whole.keys)
 
     def due_by(self, time: datetime) -> "PendingRuns":
         """Returns the same runs, with the retries among them due at `time` at the latest."""
         retries = self.in_state(lambda state: state.kind is PendingKind.RETRY)
         dues = np.where(retries, np.minimum(self.dues, microseconds(time)), self.dues)
-        return PendingRuns(self.starts, self.ends, self.codes, dues, self.states).joined()
+        return PendingRuns(self.starts, self.ends, self.codes, dues, self.states, self.keys).joined()
 
     def plus(self, others: "PendingRuns") -> "PendingRuns":
         """Returns what is pending in either. Raises ValueError if an offset is in both."""
@@ -127,17 +146,21 @@ class PendingRuns(Runs, Sequence[ValuedRange[Pending]]):
         recoded = np.array([codes.setdefault(state, len(codes)) for state in others.states], dtype=np.int32)
         starts = np.concatenate([self.starts, others.starts])
         order = np.argsort(starts, kind="stable")
+        keys: Int64s | None = None
+        if self.keys is not None or others.keys is not None:
+            keys = np.concatenate([self.known_keys, others.known_keys])[order]
         return PendingRuns(
             starts[order],
             np.concatenate([self.ends, others.ends])[order],
             np.concatenate([self.codes, recoded[others.codes]])[order],
             np.concatenate([self.dues, others.dues])[order],
             list(codes),
+            keys,
         ).joined()
 
     def where(self, wanted: Callable[[PendingState], bool]) -> "PendingRuns":
         """Returns the runs in the wanted states."""
-        return self._chosen(self.in_state(wanted))
+        return self.chosen(self.in_state(wanted))
 
     def of_kind(self, kind: PendingKind) -> "PendingRuns":
         """Returns the runs of this kind."""
@@ -151,15 +174,22 @@ class PendingRuns(Runs, Sequence[ValuedRange[Pending]]):
     def due_at(self, now: datetime) -> "PendingRuns":
         """Returns the retries that are due at `now`."""
         retries = self.in_state(lambda state: state.kind is PendingKind.RETRY)
-        return self._chosen(retries & (self.dues <= microseconds(now)))
+        return self.chosen(retries & (self.dues <= microseconds(now)))
 
     def overdue_at(self, now: datetime) -> "PendingRuns":
         """Returns the records in flight whose deadline has passed at `now`."""
         in_flight = self.in_state(lambda state: state.kind is PendingKind.IN_FLIGHT)
-        return self._chosen(in_flight & (self.dues <= microseconds(now)))
+        return self.chosen(in_flight & (self.dues <= microseconds(now)))
 
-    def _chosen(self, rows: Bools) -> "PendingRuns":
-        return PendingRuns(self.starts[rows], self.ends[rows], self.codes[rows], self.dues[rows], self.states)
+    def chosen(self, rows: Bools | Int64s | slice) -> "PendingRuns":
+        """Returns the runs for which `rows` is true, or those with these indexes."""
+        keys = None if self.keys is None else self.keys[rows]
+        return PendingRuns(self.starts[rows], self.ends[rows], self.codes[rows], self.dues[rows], self.states, keys)
+
+    @property
+    def known_keys(self) -> Int64s:
+        """What is known of the key of each run, UNKNOWN_KEY where nothing is."""
+        return np.full(len(self), UNKNOWN_KEY) if self.keys is None else self.keys
 
     @property
     def attempts(self) -> Int64s:
@@ -188,8 +218,7 @@ class PendingRuns(Runs, Sequence[ValuedRange[Pending]]):
     @overload
     def __getitem__(self, index: slice) -> "PendingRuns": ...
     def __getitem__(self, index: int | slice) -> "ValuedRange[Pending] | PendingRuns":
-        part = index if isinstance(index, slice) else slice(index, index + 1 or None)
-        runs = PendingRuns(self.starts[part], self.ends[part], self.codes[part], self.dues[part], self.states)
+        runs = self.chosen(index if isinstance(index, slice) else slice(index, index + 1 or None))
         if isinstance(index, slice):
             return runs
         for run in runs:
@@ -198,7 +227,7 @@ class PendingRuns(Runs, Sequence[ValuedRange[Pending]]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, PendingRuns) and self.states == other.states:
-            columns = ("starts", "ends", "codes", "dues")
+            columns = ("starts", "ends", "codes", "dues", "known_keys")
             return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
         return tuple(self) == tuple(other) if isinstance(other, Sequence) else NotImplemented
 

@@ -17,6 +17,7 @@ from ackline.errors import TopicChanged
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import PartitionState, PendingKind
 from ackline.ledger.offsets import ChosenRanges, LogBounds, OffsetRange, TopicPartition, ValuedRanges, count, next_range
+from ackline.ledger.order import Order, holds_back_all, readable_at
 from ackline.ledger.pending import join_attempts
 from ackline.ledger.turns import PlannedPartition
 
@@ -34,6 +35,8 @@ class Limits:
     """Whether the turn reads fresh offsets; if not, due retries alone."""
     max_in_flight: int | None = None
     """How many records of a partition may be in flight at once, fresh ones included; None means no limit."""
+    order: Order = Order.NONE
+    """What may not overtake: the turn leaves what would wait for a record that it does not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ WAITING = "retries not yet due"
 RUN_FULL = "max_records_per_run reached"
 OPEN_TRANSACTION = "an open transaction holds back the rest"
 CAUGHT_UP = "nothing new"
+HELD_BACK = "held back by a lower offset"
 
 
 def plan_partitions(
@@ -95,14 +99,14 @@ def plan_partitions(
     if no times are known, all is shared evenly. A lot, seeded by the turn, divides what is left over. Raises
     TopicChanged if a state is ahead of its log: such a partition is not caught up (S42).
     """
-    room = {tp: _room(tp, view, limits) for tp, view in views.items()}
+    room = {tp: _room(tp, view, limits, now) for tp, view in views.items()}
     demand = sum(len(fresh) for fresh in room.values())
     total = limits.max_records_per_run
     lot = Random(turn)
     # A tenth of one offset is one turn in ten, by lot: else fresh offsets never come while a retry is always due.
     tenth = max(total // 10, 1) if total > 1 else int(lot.random() < 0.1)
     reserved = min(demand, tenth)
-    retries = _first_due(views, now, total - reserved)
+    retries = _first_due(views, now, total - reserved, limits.order)
     wanted = {tp: len(fresh) for tp, fresh in room.items()}
     since = {tp: view.waits_since for tp, view in views.items() if view.waits_since is not None}
     shares = _shares_by_wait(wanted, since, total - sum(count(ranges) for ranges in retries.values()), lot)
@@ -132,7 +136,7 @@ def _planned_partition(
     )
 
 
-def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRange:
+def _room(tp: TopicPartition, view: PartitionView, limits: Limits, now: datetime) -> OffsetRange:
     """The fresh offsets within the window. They start above `complete_to` if retention has taken the offsets between;
     settle records these as `expired` (S41). In a backfill lane they also start above offsets that were not chosen."""
     complete_to = view.state.complete_to
@@ -153,6 +157,8 @@ def _room(tp: TopicPartition, view: PartitionView, limits: Limits) -> OffsetRang
         first = min(first, view.chosen[-1].end if view.chosen else complete_to)
     unread = next_range(view.chosen, max(complete_to, first), view.log.end)
     allowed = max(0, limits.max_uncommitted - view.state.uncommitted)
+    if holds_back_all(view.state.pending, now, limits.order):
+        allowed = 0
     if limits.max_in_flight is not None:  # each fresh record may become one in flight
         allowed = min(allowed, max(0, limits.max_in_flight - _in_flight(view)))
     return OffsetRange(unread.start, min(unread.end, unread.start + allowed))
@@ -163,9 +169,10 @@ def _in_flight(view: PartitionView) -> int:
 
 
 def _first_due(
-    views: Mapping[TopicPartition, PartitionView], now: datetime, limit: int
+    views: Mapping[TopicPartition, PartitionView], now: datetime, limit: int, order: Order
 ) -> dict[TopicPartition, ValuedRanges[int]]:
-    """The first `limit` due retries, by partition and offset; the value is the number of the attempt to be made.
+    """The first `limit` due retries, by partition and offset; the value is the number of the attempt to be made. What
+    was held back, and is so no more, is due since it was.
 
     The longest due are first; of those with the same due time, the fewest attempts, and then the lowest topic-partition
     and offset. Records that failed in the same turn are due at the same time. Without the attempts the lowest
@@ -175,7 +182,7 @@ def _first_due(
     due = {
         tp: runs
         for tp in sorted(tp for tp, view in views.items() if view.readable)
-        if (runs := views[tp].state.pending.due_at(now))
+        if (runs := readable_at(views[tp].state.pending, now, order))
     }
     if not due or limit <= 0:
         return {}
@@ -184,10 +191,10 @@ def _first_due(
     )
     rank = np.repeat(np.arange(len(due)), [len(runs) for runs in due.values()])
     attempts = np.concatenate([runs.attempts for runs in due.values()])
-    order = np.lexsort((starts, rank, attempts, dues))
-    lengths = (ends - starts)[order]
+    by_due = np.lexsort((starts, rank, attempts, dues))
+    lengths = (ends - starts)[by_due]
     before = np.cumsum(lengths) - lengths
-    ends[order] = starts[order] + np.clip(limit - before, 0, lengths)
+    ends[by_due] = starts[by_due] + np.clip(limit - before, 0, lengths)
     bounds = np.cumsum([0, *(len(runs) for runs in due.values())])
     taken = {
         tp: join_attempts(starts[first:end], ends[first:end], attempts[first:end] + 1)
@@ -240,7 +247,7 @@ def _why_nothing(view: PartitionView, room: OffsetRange, now: datetime, limits: 
     if view.log is None:
         return NO_LEADER
     retries = view.state.pending.of_kind(PendingKind.RETRY)
-    if retries.due_at(now):
+    if readable_at(view.state.pending, now, limits.order):
         return RUN_FULL
     if not next_range(view.chosen, room.start, view.log.end):
         if retries or _in_flight(view):
@@ -250,5 +257,7 @@ def _why_nothing(view: PartitionView, room: OffsetRange, now: datetime, limits: 
         return ONLY_RETRIES
     if room:
         return RUN_FULL
+    if holds_back_all(view.state.pending, now, limits.order):
+        return HELD_BACK
     full = limits.max_in_flight is not None and _in_flight(view) >= limits.max_in_flight
     return IN_FLIGHT_FULL if full else WINDOW_FULL

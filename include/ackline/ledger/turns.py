@@ -16,6 +16,7 @@ from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRanges
+from ackline.ledger.pending import RetryRuns
 from ackline.stored import Stored, decode, encode
 
 
@@ -340,9 +341,14 @@ class Plan:
         return None if stored is None else AckPosition.decode(encode(stored))
 
     @property
-    def reads_single_offsets(self) -> bool:
-        """Whether the turn makes first attempts at single offsets, as a backfill by outcome does."""
-        return any(run.value == 1 for planned in self.partitions.values() for run in planned.retries)
+    def singles(self) -> dict[TopicPartition, int]:
+        """The partitions in which the turn makes first attempts at single offsets, as a backfill by outcome does and a
+        turn with what was held back, each with the end of these offsets."""
+        return {
+            tp: planned.fresh.start
+            for tp, planned in self.partitions.items()
+            if bool((RetryRuns.of(planned.retries).attempts == 1).any())
+        }
 
     @property
     def empty(self) -> bool:

@@ -20,6 +20,7 @@ from ackline.calling import ManagedHandler
 from ackline.errors import ConfigError
 from ackline.handler import Handler, Tier, import_problem, imported, load_handler, tier_of
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.order import Order
 from ackline.pipeline.streams import ARROW_DECODERS, Stream, Translation
 from ackline.pipeline.topology import Step, Topology
 
@@ -146,6 +147,7 @@ def check_functions(
     topology: Topology | None = None,
     in_flight: bool = False,
     concurrency: int | None = None,
+    order: Order = Order.NONE,
 ) -> None:
     """Imports all handlers and filters of a pipeline, so that no turn is planned that no process can handle.
 
@@ -165,6 +167,13 @@ def check_functions(
     check_in_flight(functions, in_flight)
     paths = [str(handler)] if translation is None else [stream.handler for stream in translation.streams]
     check_concurrency(functions, paths[: len(functions)], concurrency)
+    columns = [path for function, path in zip(functions, paths, strict=False) if function.tier is Tier.COLUMN]
+    if columns and order is not Order.NONE:
+        raise ConfigError(
+            f"order: {columns[0]} is a column handler, which Spark calls in no order; remove this key, or write a "
+            f"record handler",
+            key="order",
+        )
     obstacle = isolation_obstacle(functions, topology)
     if isolated and obstacle is not None:
         raise ConfigError(obstacle, key="handler_isolation")

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, Tag, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ackline.ledger.answers import TOKEN_KEYS
+from ackline.ledger.order import Order
 from ackline.pipeline.blocks import InFlightBlock, KafkaBlock, RetryBlock, SparkBlock
 from ackline.pipeline.field_types import (
     MAPPING,
@@ -149,6 +150,7 @@ class PipelineKeys(StrictBlock):
     breaker: BreakerBlock | None = None
     handler_isolation: Literal["none", "process"] = "none"
     concurrency: int | None = Field(None, ge=1, le=10_000)
+    order: Order = Field(Order.NONE, strict=False)
     record_timeout: Annotated[Duration, AfterValidator(_record_timeout)] | None = None
     retry: RetryBlock = Field(default_factory=RetryBlock)
     dead_letter: DeadLetter
@@ -293,6 +295,11 @@ RULES = (
         ("concurrency", "steps", "outputs"),
         lambda file: (file.concurrency or 1) > 1 and (file.steps is not None or file.outputs is not None),
         "with `steps` or `outputs` a task calls one handler after the other; remove this key",
+    ),
+    Rule(
+        ("order", "audit"),
+        lambda file: file.order is Order.KEY and not file.audit.key_hash,
+        "a key is known by its hash under a secret; add `audit: {key_hash: true}`",
     ),
     Rule(("debug", "steps"), lambda file: file.debug is not None and file.steps is None, _NO_EDGES),
     Rule(("debug", "tracking"), lambda file: file.debug is not None and not file.tracking, _NO_EDGES),

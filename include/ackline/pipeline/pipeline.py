@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from ackline.errors import ConfigError
 from ackline.ledger.backoff import Backoff
+from ackline.ledger.order import Order
 from ackline.ledger.turns import Plan
 from ackline.pipeline.blocks import RetryBlock
 from ackline.pipeline.field_types import StrictBlock
@@ -62,11 +63,11 @@ class Pipeline(PipelineKeys):
         return topology(self.steps or (), self.outputs or ()) if self.steps or self.outputs else None
 
     @property
-    def functions(self) -> tuple[str | None, Translation | None, bool, Topology | None, bool, int | None]:
+    def functions(self) -> tuple[str | None, Translation | None, bool, Topology | None, bool, int | None, Order]:
         """What `check_functions` takes: handler, streams, whether they are isolated, the steps, whether a record may be
-        in flight, and how many calls may be under way."""
+        in flight, how many calls may be under way, and what may not overtake."""
         in_flight = self.ack_topic is not None
-        return self.handler, self.translation, self.isolated, self.topology, in_flight, self.concurrency
+        return self.handler, self.translation, self.isolated, self.topology, in_flight, self.concurrency, self.order
 
     @property
     def handlers(self) -> tuple[str, ...]:
@@ -177,6 +178,11 @@ class TurnSettings:
         """Whether each outcome becomes a row. Always True under at_least_once: a failure without a row would count as a
         gap, and the record would be lost."""
         return bool(self._value("record_outcomes")) or self.guarantee.retries
+
+    @property
+    def order(self) -> Order:
+        """What may not overtake in the turn; NONE under a guarantee that leaves nothing pending."""
+        return Order(self._value("order")) if self.guarantee.retries else Order.NONE
 
     @property
     def has_outputs(self) -> bool:

@@ -39,7 +39,8 @@ from ackline.lane.spans import Note, span
 from ackline.lane.ways_out import advises_void, void_advice
 from ackline.ledger.answers import TokenSigner
 from ackline.ledger.metrics import TurnReport
-from ackline.ledger.offsets import arrays_of
+from ackline.ledger.offsets import TopicPartition, arrays_of
+from ackline.ledger.order import Order, Waiting, waiting_behind
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import NOTHING_PENDING
 from ackline.ledger.turns import Marker, MarkerKind, Plan, Settlement
@@ -88,6 +89,17 @@ def job_of(adapters: Adapters, plan: Plan) -> "ReplayJob":
     )
 
 
+def _waiting(plan: Plan, newest: Settlement) -> dict[TopicPartition, Waiting]:
+    """Returns what holds back the records of each partition that the turn reads: all that is pending there and that the
+    turn leaves. Empty without an order."""
+    order = TurnSettings(plan.settings).order
+    if order is Order.NONE:
+        return {}
+    pending = {tp: newest.partitions[tp].state.pending for tp, planned in plan.partitions.items() if not planned.empty}
+    left = {tp: runs.minus(arrays_of(plan.partitions[tp].retries)) for tp, runs in pending.items() if runs}
+    return {tp: waiting_behind(runs, order) for tp, runs in left.items()}
+
+
 def replay_settings(
     adapters: Adapters, keeps_rows: bool, outputs: "OutputTargets | None", tokens: TokenSigner | None
 ) -> "ReplaySettings":
@@ -106,6 +118,7 @@ def replay_settings(
         isolated=pipeline.isolated,
         isolated_for_timeout=pipeline.isolated and pipeline.handler_isolation == "none",
         record_timeout=timeout.total_seconds() if timeout else None,
+        order=pipeline.order,
         concurrency=pipeline.concurrency,
         translation=adapters.translation,
         store_options=adapters.store.storage_options() or None,
@@ -263,7 +276,7 @@ def _prepare(
     exact_from = {tp: offset for tp, offset in first.items() if offset is not None}
     # Of the turn before alone, which is at hand: a guess at how large the trees are.
     tuples = newest.steps.tuples_a_record if newest.steps is not None else None
-    job = replace(job, exact_from=exact_from, tuples_a_record=tuples)
+    job = replace(job, exact_from=exact_from, tuples_a_record=tuples, waiting=_waiting(plan, newest))
     adapters.store.outcomes.create()
     with advises_void(plan.turn), advises_void_if_file_changed(of_file, plan):
         adapters.check_job(spark, job)

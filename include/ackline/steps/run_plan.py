@@ -22,6 +22,7 @@ from ackline.ledger import planning
 from ackline.ledger.commit_rule import Committed, still_acknowledged
 from ackline.ledger.metrics import due_retries
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.order import Order
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.planning import Limits, PartitionView
 from ackline.ledger.turns import ACK_POSITION, Plan, PlannedPartition, Settlement, TurnKind
@@ -110,6 +111,7 @@ def limits_of(adapters: Adapters, max_records: int | None, fresh: bool = True) -
         pipeline.max_records_per_run if max_records is None else min(max_records, pipeline.max_records_per_run),
         fresh=fresh,
         max_in_flight=pipeline.in_flight.max if pipeline.ack_topic is not None else None,
+        order=pipeline.order if pipeline.guarantee.retries else Order.NONE,
     )
 
 

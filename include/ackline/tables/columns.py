@@ -145,6 +145,10 @@ def _retry_runs(columns: dict[str, pa.Array]) -> RetryRuns:
 
 RETRY_RUNS = _runs(_retry_columns, _retry_runs, ())
 PENDING_RUNS = _runs(_pending_columns, _pending_runs, NOTHING_PENDING)
+KEYS = Form(
+    lambda values, of_type: pa.array([None if keys is None else keys for keys in values], of_type),
+    lambda column: [keys.values.to_numpy() if keys.is_valid else None for chunk in column.chunks for keys in chunk],
+)
 VALUED_RANGES = lists(("start", "end", "value"), ValuedRange)
 OFFSET_RANGES = lists(("start", "end"), OffsetRange, none=None)
 

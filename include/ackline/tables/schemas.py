@@ -35,6 +35,7 @@ from ackline.scrub import MESSAGE_LIMIT
 from ackline.stored import decode
 from ackline.tables.columns import (
     JSON,
+    KEYS,
     MAP,
     OFFSET_RANGES,
     PENDING_RUNS,
@@ -229,6 +230,9 @@ SETTLEMENT_COLUMNS = [
     Column("code", STRING, "whole.code", TEXT, once=True,
            comment="The code that replayed the turn: the version of a DAG bundle, a git commit, or a hash of files. In "
                    "one row of the turn, and null in the others; null if it is not known, and in an action."),
+    Column("pending_keys", pa.list_(LONG), "part.state.pending_keys", KEYS,
+           comment="With `order: key`: a number for the key of each range of pending, made from its hash. Null if none "
+                   "is known."),
 ]  # fmt: skip
 """A row is one topic-partition after a turn. The next turn starts from these rows alone."""
 

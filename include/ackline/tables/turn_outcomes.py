@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ import pyarrow.dataset as ds
 
 from ackline.delta.files import UNBUFFERED
 from ackline.delta.reads import TurnFile, TurnFiles, Where, as_expression, file_name, pruned_dataset
-from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.offsets import Bools, Int64s, TopicPartition
+from ackline.ledger.order import storable
 from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns, OutcomeRow, answer_codes
 from ackline.ledger.pending import NEVER
 from ackline.ledger.turns import TurnId
@@ -34,15 +36,19 @@ class TurnOutcomes:
     """The outcomes of one turn by topic-partition."""
 
     rows: Mapping[TopicPartition, Sequence[OutcomeRow]]
-    """Every row that did not succeed at its first attempt, and every row with an answer from outside; every row at all
-    if the turn reads single offsets first."""
+    """Every row that did not succeed at its first attempt, and every row with an answer from outside; also those below
+    the fresh range of a partition of which the turn reads single offsets first."""
     counts: Mapping[TopicPartition, Mapping[str, int]]
     """How many offsets have each outcome, those that succeeded too. A row of a range counts as all its offsets."""
-    attempted_fresh: Mapping[TopicPartition, int]
-    """How many offsets of the fresh range held a record. The other offsets of the range are gaps."""
+    attempted: Mapping[TopicPartition, int]
+    """How many first attempts the turn has made."""
     complete: bool = True
     """False if the pipeline stores no row of what succeeded and the Delta log has expired the counts."""
 
+
+Singles = Mapping[TopicPartition, int]
+"""By partition: the end of the offsets that a turn reads one by one, of which some get their first attempt. What has no
+row in a range is acked or a gap; of these each needs its row."""
 
 Attempts = Mapping[TopicPartition, Mapping[int, int]]
 """By partition and offset: the number of the last attempt."""
@@ -84,18 +90,21 @@ Failures = dict[tuple[TopicPartition, int], LastFailure]
 class OutcomesOfTurn(LaneTables):
     """What the outcomes table holds of one turn. Each method raises FatalError if the table can't be read."""
 
-    def outcomes_of(self, turn: TurnId, every_row: bool = False) -> TurnOutcomes:
-        """Returns outcomes and decisions of a turn, at the cost of those that did not succeed at once; with
-        `every_row`, all of its rows.
+    def outcomes_of(self, turn: TurnId, singles: Singles = MappingProxyType({}), keys: bool = False) -> TurnOutcomes:
+        """Returns outcomes and decisions of a turn, at the cost of those that did not succeed at once, and of all rows
+        below `singles`; with `keys`, what the rows hold of the keys of records.
 
         A file in which every record succeeded at its first attempt is counted by its statistics and not opened; if
         several topic-partitions share it, only their names are read. Raises FatalError also if a file that is counted
         does not exist or is cut short.
         """
-        files, where, reading = self._outcome_files(turn), self._where(turn), _Reading(every_row)
+        files, where, reading = self._outcome_files(turn), self._where(turn), _Reading(singles)
+        columns = [*_COLUMNS, "key_hash64"] if keys else _COLUMNS
         # Counts and rows are of one version. In a newer one a compaction may have moved the counted rows into other
         # files, and they would count twice.
-        succeeded = {} if every_row else _of_one_outcome(files, where, _SUCCEEDED)
+        succeeded = _of_one_outcome(files, where, _SUCCEEDED)
+        if singles:
+            succeeded = {name: file for name, file in succeeded.items() if _is_above(file, singles)}
         with self.outcomes.errors():
             # Of a file that is not opened, the rows would count as acked without a proof.
             for lost in self.outcomes.storage.without_size({file.path: file.size for file in succeeded.values()}):
@@ -109,7 +118,7 @@ class OutcomesOfTurn(LaneTables):
                     reading.count_succeeded(TopicPartition(topic, partition), file.low["outcome"], file.rows or 0)
             for batch in _batches(files.dataset, shared.__contains__, _GROUP, None):
                 reading.count_all(batch)
-            for batch in _batches(files.dataset, lambda name: name not in succeeded, _COLUMNS, as_expression(where)):
+            for batch in _batches(files.dataset, lambda name: name not in succeeded, columns, as_expression(where)):
                 reading.add(batch)
         return reading.result()
 
@@ -190,10 +199,10 @@ def _first_attempts(where: Where) -> ds.Expression:
 
 
 class _Reading:
-    """What was read of a turn so far. With `every_row`, rows that succeeded at once are kept too."""
+    """What was read of a turn so far. Below `singles`, rows that succeeded at once are kept too."""
 
-    def __init__(self, every_row: bool) -> None:
-        self._every_row = every_row
+    def __init__(self, singles: Singles) -> None:
+        self._singles = singles
         self._counts: dict[TopicPartition, Counter[str]] = {}
         self._fresh: Counter[TopicPartition] = Counter()
         self._rows: dict[TopicPartition, list[OutcomeColumns]] = {}
@@ -211,11 +220,11 @@ class _Reading:
     def add(self, batch: pa.RecordBatch) -> None:
         """Counts rows of _COLUMNS, and keeps those that did not succeed at once."""
         first = pc.equal(batch.column("attempt"), 1)
-        succeeded = pc.and_(
-            first, pc.is_in(batch.column("outcome"), pa.array([] if self._every_row else _SUCCEEDED, pa.string()))
-        )
+        succeeded = pc.and_(first, pc.is_in(batch.column("outcome"), pa.array(_SUCCEEDED, pa.string())))
         # A row with an answer is no attempt of this turn: it ends one that may have been made in an earlier turn.
         succeeded = pc.and_(succeeded, batch.column("answer").is_null())
+        if self._singles:
+            succeeded = pc.and_(succeeded, pa.array(self._is_above(batch)))
         self.count_all(batch.filter(succeeded))
         rest = batch.filter(pc.invert(succeeded))
         columns = _columns(rest)
@@ -229,11 +238,25 @@ class _Reading:
                     self._counts.setdefault(tp, Counter())[outcome.value] += number
             self._fresh[tp] += int(((part.attempts == 1) & ~part.answered).sum())
 
+    def _is_above(self, batch: pa.RecordBatch) -> Bools:
+        above, offsets = np.ones(len(batch), dtype=np.bool_), batch.column("offset").to_numpy()
+        for tp, rows in _rows_of_partitions(batch):
+            above[rows] = offsets[rows] >= self._singles.get(tp, 0)
+        return above
+
     def result(self) -> TurnOutcomes:
         """Returns what was read."""
         # One partition after the other, so that only its rows are in memory twice: all may be millions.
         rows = {tp: OutcomeColumns.concat(self._rows.pop(tp)) for tp in list(self._rows)}
         return TurnOutcomes(rows, self._counts, self._fresh)
+
+
+def _is_above(file: TurnFile, singles: Singles) -> bool:
+    """Returns whether a file holds no row below `singles`. One that several topic-partitions share may hold some."""
+    topic, partition, low = file.value("topic"), file.value("partition"), file.low.get("offset")
+    if topic is None or partition is None or low is None:
+        return False
+    return bool(low >= singles.get(TopicPartition(topic, partition), 0))
 
 
 def _of_one_outcome(files: TurnFiles, where: Where, outcomes: Sequence[str]) -> dict[str, TurnFile]:
@@ -292,7 +315,16 @@ def _columns(batch: pa.RecordBatch) -> OutcomeColumns:
         results,
         None if dues.null_count == len(dues) else dues.cast(pa.int64()).fill_null(NEVER).to_numpy(),
         answer_codes(batch.column("answer").to_pylist()) if batch.column("answer").null_count < len(batch) else None,
+        _keys(batch),
     )
+
+
+def _keys(batch: pa.RecordBatch) -> Int64s | None:
+    """Returns the keys of the rows as the ledger stores them; None if they were not read."""
+    if "key_hash64" not in batch.schema.names:
+        return None
+    hashes = batch.column("key_hash64")
+    return storable(hashes.fill_null(0).to_numpy(), hashes.is_valid().to_numpy(zero_copy_only=False))
 
 
 def _rows_of_partitions(batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, npt.NDArray[np.int64]]]:

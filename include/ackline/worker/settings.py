@@ -283,8 +283,6 @@ class ReplayJob:
     fresh: Mapping[TopicPartition, OffsetRange]
     retries: Mapping[TopicPartition, ValuedRanges[int]]
     """The offsets that are tried again, each with the number of its attempt."""
-    waiting: Mapping[TopicPartition, Waiting] = field(default_factory=dict)
-    """With an `order`: what holds back records of each topic-partition from the begin of the turn on."""
     max_rate: int | None = None
     """Records a second that the handler gets at most, from all tasks together."""
     isolation_reason: str = ""
@@ -300,6 +298,8 @@ class ReplayJob:
     """Seconds that the clock of an executor may differ from the driver's."""
     progress: str | None = None
     """Where the tasks write how much they have handled; None if no run shows it."""
+    waiting: Mapping[TopicPartition, Waiting] = field(default_factory=dict)
+    """With an `order`: what holds back records of each topic-partition from the begin of the turn on."""
 
 
 @contextmanager

@@ -88,4 +88,4 @@ def choose(record: Record) -> bool:
         os.kill(os.getpid(), signal.SIGKILL)
     if record.value == b"hang":
         threading.Event().wait()
-    return record.value != b"other"
+    return bool(record.value != b"other")
