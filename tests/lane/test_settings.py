@@ -7,7 +7,8 @@ import pytest
 
 from ackline.errors import ConfigError
 from ackline.lane.adapters import effective_settings
-from ackline.ledger.turns import TurnKind
+from ackline.ledger.turns import Plan, TurnKind
+from ackline.steps import plan as steps_plan
 from ackline.steps import replay
 from tests.support.memory_adapters import no_session
 from tests.support.memory_lane import AT_MOST_ONCE, DEAD, FAILS, NO_GUARANTEE, OK, MemoryLane
@@ -31,6 +32,24 @@ def test_no_action_is_planned_under_a_guarantee_that_was_changed_while_records_a
     with pytest.raises(ConfigError, match=r"guarantee was changed.* while records are pending"):
         lane.perform(TurnKind.PAUSE)
     assert (lane.newest().turn.n, lane.calls()) == (1, [(0, 1)])
+
+
+def test_i19_another_secret_of_the_keys_is_refused_while_records_are_pending_or_a_turn_is_open() -> None:
+    """Under another secret a key has another hash, so a later record would not wait for the one that failed."""
+    by_key: dict[str, Any] = {"order": "key", "audit": {"key_hash": True}, "retry": {"initial_delay": "1h"}}
+    lane = MemoryLane(FAILS, **by_key)
+
+    def plan(secret: bytes) -> Plan | None:
+        return steps_plan.plan(lane.adapters(key_hash_secret=secret)).plan
+
+    plan(b"the first secret")
+    with pytest.raises(ConfigError, match=r"key_hash_secret was changed from one with the id .* is open; .*void"):
+        replay.replay(lane.adapters(key_hash_secret=b"another secret"), no_session)
+    lane.run(lane.adapters(key_hash_secret=b"the first secret"))
+    with pytest.raises(ConfigError, match=r"key_hash_secret was changed .* while records are pending"):
+        plan(b"another secret")
+    lane.settings |= {"order": "none"}
+    assert plan(b"another secret") is not None
 
 
 def test_changed_steps_are_refused_while_a_turn_is_open_and_other_handlers_are_not() -> None:

@@ -22,7 +22,7 @@ CEILINGS = {
     "worker": 4_147,
     "trees": 4_436,
     "spark": 3_095,
-    "lane": 3_052,
+    "lane": 3_069,
     "outputs": 2_075,
     "in_flight": 512,
     "dead_letters": 207,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 58_034
-TESTS_CEILING = 70_763
+PACKAGE_CEILING = 58_051
+TESTS_CEILING = 70_783
 
 
 def lines(files: "list[Path]") -> int:

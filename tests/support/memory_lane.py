@@ -117,8 +117,9 @@ class MemoryLane:
 
     def adapters(self, run_id: str = "run", hook: Hook | None = None, **changes: Any) -> MemoryAdapters:
         """The adapters of a process, by the pipeline file as it is now; `changes` replace some of them."""
-        # The keys of tokens are in the extra of a connection, so an ack topic needs one.
-        broker = {"connection": "memory"} if self.settings.get("ack_topic") else {"bootstrap_servers": "memory:1"}
+        # The keys of tokens, and the secret of the hashes of keys, are in the extra of a connection.
+        secret = self.settings.get("ack_topic") or self.settings.get("audit")
+        broker = {"connection": "memory"} if secret else {"bootstrap_servers": "memory:1"}
         kafka = {**broker, "group_id": GROUP, "topics": self.topics}
         file = {"name": "lane", "handler": "a:b", "dead_letter": {"topic": "dead"}, **self.settings}
         pipeline = Pipeline.model_validate({**file, "kafka": {**kafka, **self.settings.get("kafka", {})}})

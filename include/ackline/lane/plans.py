@@ -17,6 +17,7 @@ from ackline.lane.log_checks import check_not_truncated, check_topic_not_recreat
 from ackline.lane.ways_out import start_over, void_advice
 from ackline.ledger.commit_rule import Committed, is_of_ledger, still_acknowledged
 from ackline.ledger.offsets import ChosenRanges, LogBounds, OffsetRange, TopicPartition, ValuedRanges
+from ackline.ledger.order import Order
 from ackline.ledger.pending import PendingKind, PendingRuns, join_attempts
 from ackline.ledger.turns import (
     Plan,
@@ -29,6 +30,7 @@ from ackline.ledger.turns import (
     let_go_id,
 )
 from ackline.pipeline.pipeline import TurnSettings
+from ackline.pipeline.properties import SECRET, key_hash
 
 
 def new_plan(
@@ -43,6 +45,7 @@ def new_plan(
 
     `of_run` is what only the plan of a run stores beside them. `ackline.steps.run_plan.new_run_plan` gives it.
     """
+    of_secret = {SECRET: _id_of_secret(adapters)} if adapters.pipeline.order is Order.KEY else {}
     return Plan(
         newest.turn._replace(n=newest.turn.n + 1),
         kind,
@@ -50,11 +53,18 @@ def new_plan(
         adapters.now(),
         partitions,
         adapters.pipeline.kafka.isolation,
-        adapters.pipeline.settings() | dict(of_run or {}),
+        adapters.pipeline.settings() | of_secret | dict(of_run or {}),
         adapters.actor,
         reason,
         adapters.code() if kind.replays else "",
     )
+
+
+def _id_of_secret(adapters: Adapters) -> str | None:
+    """Returns what tells the secret of the keys' hashes from another one, for the plan of a turn with `order: key`. The
+    ledger stores the hashes, and under another secret a record would not wait for the one before it."""
+    secret = adapters.key_hash_secret
+    return None if secret is None else f"{key_hash(secret)(b'') % (1 << 64):016x}"
 
 
 def check_clock(adapters: Adapters, last: datetime | None) -> None:
@@ -92,6 +102,8 @@ def check_settings_unchanged(adapters: Adapters, newest: Settlement) -> None:
         return
     settings = TurnSettings(adapters.store.plan(newest.turn).settings)
     changes = _changes(adapters, settings)
+    if adapters.pipeline.order is Order.KEY:
+        changes += _change_of_secret(adapters, settings)
     if any(settled.state.pending_by_kind()[PendingKind.IN_FLIGHT] for settled in newest.partitions.values()):
         # Answers to the tokens that were handed out come to the old topic, and no turn would read them there.
         old, new = settings.ack_topic, adapters.pipeline.ack_topic
@@ -112,7 +124,7 @@ def check_open_plan_settings(adapters: Adapters, plan: Plan) -> None:
     handlers of the file: a source that emits to a stream that no step of the plan takes would fail or drop its records.
     """
     before, ack_topic = TurnSettings(plan.settings), adapters.pipeline.ack_topic
-    changes = _changes(adapters, before)
+    changes = [*_changes(adapters, before), *_change_of_secret(adapters, before)]
     steps = [settings.wiring for settings in (before, TurnSettings(adapters.pipeline.settings()))]
     if steps[0] != steps[1]:
         old, new = (", ".join(step["name"] for step in each) or "none" for each in steps)
@@ -135,6 +147,11 @@ def _changes(adapters: Adapters, before: TurnSettings) -> list[tuple[str, str, s
         ("kafka.isolation", before.isolation, now.kafka.isolation),
     )
     return [(key, old, new) for key, old, new in values if old != new]
+
+
+def _change_of_secret(adapters: Adapters, before: TurnSettings) -> list[tuple[str, str, str]]:
+    known, now = before.stored.get(SECRET), _id_of_secret(adapters)
+    return [(SECRET, f"one with the id {known}", f"one with the id {now}")] if known not in (None, now) else []
 
 
 @dataclass(frozen=True, slots=True)
