@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 58_051
-TESTS_CEILING = 70_790
+TESTS_CEILING = 70_789
 
 
 def lines(files: "list[Path]") -> int:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ackline.calling import TaskFailure
 from ackline.handler import Dead, Emit, Fail, Hold, Origin, Record, Skip, Tuple
 from ackline.ledger.outcomes import Outcome
 from ackline.trees.calls import rarer_collection
