@@ -16,7 +16,7 @@ CEILINGS = {
     "pipeline": 3_388,
     "forms": 1_002,
     "kafka": 2_896,
-    "delta": 2_926,
+    "delta": 2_927,
     "tables": 2_538,
     "audit": 1_188,
     "worker": 4_147,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 58_051
-TESTS_CEILING = 70_789
+PACKAGE_CEILING = 58_052
+TESTS_CEILING = 70_793
 
 
 def lines(files: "list[Path]") -> int:

@@ -48,8 +48,9 @@ def _has_values(chunk: pq.ColumnChunkMetaData) -> bool:
 
 
 def _allows(stream: pa.NativeFile, chunk: pq.ColumnChunkMetaData, number: int) -> bool:
-    """Returns whether the filter of a column chunk allows `number`; True if it has none."""
-    start, length = chunk.bloom_filter_offset, chunk.bloom_filter_length
+    """Returns whether the filter of a column chunk allows `number`; True if it has none, or if this version of pyarrow
+    does not say where it is."""
+    start, length = (getattr(chunk, f"bloom_filter_{name}", None) for name in ("offset", "length"))
     if start is None or length is None:
         return True
     # A header of fewer than _BLOCK bytes, then whole blocks.
