@@ -10,6 +10,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from datetime import date
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
@@ -20,14 +21,20 @@ from rich.console import Console
 from ackline import Record
 from ackline.handler import Tier
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.order import Order
 from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnId
+from ackline.worker.files import OutcomeTarget
 from ackline.worker.records import Records
-from ackline.worker.settings import ReplaySettings
+from ackline.worker.run import TaskRun
+from ackline.worker.settings import ReplaySettings, TaskSettings
 from ackline.worker.streams import load_calls
+from ackline.worker.tasks import handle_batches
 from ackline.worker.under_way import CallsUnderWay
 from tests.bench.figures import MIB, Figure, memory, reset_peak, show_figures, sizes_from
 
 TASKS, CONCURRENCY, RECORDS = 2, 100, 20_000
+KEYS = 10_000
 BATCH, BATCH_BYTES = 10_000, 32 * MIB
 """The most that Spark gives a task at a time."""
 WAIT, LEAST, MOST = 0.02, 0.001, 0.2
@@ -55,12 +62,27 @@ def block(record: Record) -> None:
     time.sleep(WAIT)
 
 
+async def wait_or_fail(record: Record) -> None:
+    """Waits, and fails for each hundredth record."""
+    await asyncio.sleep(WAIT)
+    if record.offset % 100 == 0:
+        raise ValueError
+
+
+def nothing(record: Record) -> None:
+    """Does nothing."""
+
+
 def main() -> None:
     options = sizes_from("waiting", __doc__, records=(RECORDS, "records of each of the two tasks"))
     records: int = options.records
     at_once, mean = TASKS * CONCURRENCY, (LEAST + MOST) / 2
     by_hand = measured(_by_hand, records)
     tasks = {name: measured(_in_a_task, records, name) for name in ("wait", "block", "wait_drawn")}
+    unordered = measured(_in_a_run, records, "wait", Order.NONE)
+    by_key = measured(_in_a_run, records, "wait", Order.KEY)
+    failing = measured(_in_a_run, records, "wait_or_fail", Order.KEY)
+    nothing = {order: measured(_in_a_run, records, "nothing", order, None) for order in (Order.NONE, Order.KEY)}
     large = measured(_in_a_task, records // 4, "wait", 1000, 10_000)
 
     def rate(name: str) -> float:
@@ -76,6 +98,10 @@ def main() -> None:
         Figure("a loop by hand, 20 ms", TASKS * records / by_hand.seconds, "records/s"),
         Figure("async def, more than the loop by hand", cpu(tasks["wait"]) - cpu(by_hand), "µs of CPU", most=25),
         Figure("threads", cpu(tasks["block"]), "µs of CPU", most=60),
+        Figure("order: key, of the rate without", unordered.seconds / by_key.seconds, "times", least=0.7),
+        Figure("order: key, one of 100 fails", unordered.seconds / failing.seconds, "times", least=0.6),
+        Figure("a handler that does nothing", cpu(nothing[Order.NONE]), "µs of CPU"),
+        Figure("a handler that does nothing, order: key", cpu(nothing[Order.KEY]), "µs of CPU", most=20),
         Figure("1,000 under way, records of 10 kB", large.peak / MIB, "MiB a process", most=300),
     ]
     show_figures(Console(), f"{TASKS} tasks with {CONCURRENCY} calls under way each", figures)
@@ -103,7 +129,7 @@ def _batches(records: int, size: int) -> Iterator[Records]:
     for start in range(0, records, most):
         count = min(most, records - start)
         offsets = np.arange(start, start + count, dtype=np.int64)
-        keys = pa.array([b"key"] * count, pa.binary())
+        keys = pa.array([b"%d" % (offset * 7919 % KEYS) for offset in range(start, start + count)], pa.binary())
         ends = pa.py_buffer(np.arange(0, (count + 1) * size, size, dtype=np.int32))
         values = pa.Array.from_buffers(pa.binary(), count, [None, ends, pa.py_buffer(bytes(count * size))])
         times, attempts = np.full(count, 1_600_000_000_000_000), np.ones(count, np.int32)
@@ -122,6 +148,22 @@ def _in_a_task(records: int, handler: str, concurrency: int = CONCURRENCY, size:
     result = _timed(work)
     calls.close()
     return result
+
+
+def _in_a_run(records: int, handler: str, order: Order, concurrency: int | None = CONCURRENCY) -> Measured:
+    """As Spark's task does all of it, but for reading and for the files of outcomes."""
+    replay = ReplaySettings(
+        f"{__name__}:{handler}", False, Outcome.FAILED, None, concurrency=concurrency, order=order,
+        key_hash_secret=b"a secret of the bench", record_outcomes=False,
+    )  # fmt: skip
+    target = OutcomeTarget("", TurnId("bench", "live", 0, 1), date(2024, 1, 1), "bench")
+
+    def work() -> None:
+        with TaskRun(TaskSettings(target, replay, Tier.RECORD, "orders")) as run:
+            assert not list(handle_batches(run, _batches(records, 190)))
+            list(run.finish())
+
+    return _timed(work)
 
 
 def _by_hand(records: int) -> Measured:

@@ -19,16 +19,16 @@ CEILINGS = {
     "delta": 2_927,
     "tables": 2_538,
     "audit": 1_188,
-    "worker": 4_147,
+    "worker": 4_553,
     "trees": 4_436,
-    "spark": 3_095,
+    "spark": 3_108,
     "lane": 3_069,
     "outputs": 2_075,
     "in_flight": 512,
     "dead_letters": 207,
     "steps": 1_707,
     "actions": 1_990,
-    "answers": 1_681,
+    "answers": 1_683,
     "backfill": 1_155,
     "airflow": 2_516,
     "ui": 2_508,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_750,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 58_052
-TESTS_CEILING = 70_793
+PACKAGE_CEILING = 58_473
+TESTS_CEILING = 71_373
 
 
 def lines(files: "list[Path]") -> int:

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from ackline.kafka.config import client_config
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, ValuedRanges
+from ackline.ledger.order import Waiting
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.local.broker import Broker
@@ -82,7 +83,7 @@ class Lab:
         self, handler: str, fresh: Fresh | None = None, retries: Retries | None = None, *,
         isolation_level: str = "read_committed", kafka: Mapping[str, str] | None = None,
         max_rate: int | None = None, isolation_reason: str = "", exact_from: Mapping[TopicPartition, int] | None = None,
-        **settings: Any,
+        waiting: Mapping[TopicPartition, Waiting] | None = None, **settings: Any,
     ) -> ReplayJob:  # fmt: skip
         """A job of the next turn. `handler` is a function of `tests.spark.handlers`, or named with its module;
         `retries` are offsets with the number of the attempt; `settings` are those of `ReplaySettings`."""
@@ -96,7 +97,7 @@ class Lab:
             KafkaSettings(properties, isolation_level),
             {tp: OffsetRange(*ends) for tp, ends in (fresh or {}).items()},
             {tp: _ranges(attempts) for tp, attempts in (retries or {}).items()}, max_rate, isolation_reason,
-            exact_from or {},
+            exact_from or {}, waiting=waiting or {},
         )  # fmt: skip
 
     def run(self, job: ReplayJob, on_progress: Progress | None = None) -> ReplayResult:

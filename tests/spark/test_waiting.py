@@ -3,6 +3,8 @@
 import pytest
 
 from ackline.errors import TransientError
+from ackline.ledger.order import Order, Waiting
+from ackline.pipeline.properties import key_hash
 from tests.spark.lab import Lab, each_runner
 from tests.spark.waiting import TOGETHER
 
@@ -43,3 +45,35 @@ def test_a_call_that_hangs_fails_alone_and_needs_no_process_of_its_own(lab: Lab)
         )  # fmt: skip
         lab.run(job)
         assert lab.outcomes(job) == expected, reason
+
+
+@each_runner
+@pytest.mark.parametrize("concurrency", [None, TOGETHER])
+def test_s81_one_task_handles_all_records_of_a_partition_in_their_order(
+    lab: Lab, concurrency: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an order, each of these partitions would be read by many tasks: by Spark's source, and exactly."""
+    for name, size in (("MAX_RECORDS_PER_TASK", 50), ("_MIN_RECORDS_PER_TASK", 20), ("_SMALL", 10)):
+        monkeypatch.setattr(f"ackline.spark.lineage.{name}", size)
+    monkeypatch.setattr("ackline.worker.tasks._OFFSETS_PER_TASK", 50)
+    secret, count = b"a secret of the tests", 400
+    fresh, mixed = lab.partitions(2)
+    words = [b"acked", b"fail", *[b"acked"] * (count - 2)]
+    for tp in (fresh, mixed):  # keys a, b, c in turn, and none
+        lab.put_records(tp, [((b"a", b"b", b"c", None)[n % 4], word) for n, word in enumerate(words)])
+    waiting = {fresh: Waiting(False, {key_hash(secret)(b"c"): 100})}
+    job = lab.job(
+        "by_word", {fresh: (0, count), mixed: (10, count)}, {mixed: dict.fromkeys(range(10), 2)}, waiting=waiting,
+        order=Order.KEY, key_hash_secret=secret, concurrency=concurrency,
+    )  # fmt: skip
+    result = lab.run(job)
+    held = {fresh: {n for n in range(count) if (n % 4 == 1 and n > 1) or (n % 4 == 2 and n > 100)}}
+    held[mixed] = {n for n in range(count) if n % 4 == 1 and n > 1}
+    rows = {tp: [row for row in lab.rows(job) if row["partition"] == tp.partition] for tp in held}
+    for tp, of_tp in rows.items():
+        expected = ["failed" if n == 1 else "held_back" if n in held[tp] else "acked" for n in range(count)]
+        assert [row["outcome"] for row in of_tp] == expected
+        assert {row["attempt"] for row in of_tp if row["offset"] in held[tp]} == {0}
+        assert of_tp[5]["error_message"] == "behind offset 1 of the same key"
+    assert result.calls == 2 * count - len(held[fresh]) - len(held[mixed])
+    assert result.counts[fresh]["held_back"] == len(held[fresh])  # type: ignore[index]

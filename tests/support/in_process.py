@@ -14,7 +14,7 @@ from ackline.handler import Tier, tier_of
 from ackline.spark.job import ReplayResult, result_of, with_possible_isolation
 from ackline.trees.in_process import manifests_of_tasks
 from ackline.worker.settings import ReplayJob, TaskSettings, open_task_folder
-from ackline.worker.streams import Streams, load_functions_of_job
+from ackline.worker.streams import Streams, gets_batches, load_functions_of_job
 
 
 def check_in_process(job: ReplayJob) -> None:
@@ -40,6 +40,9 @@ def run_in_process(
     once, turn = job.settings.once, job.target.turn
     opens = once and job.folder is None
     with open_task_folder(job.target.root, turn, once) if opens else nullcontext(job.folder) as folder:
-        task = TaskSettings(job.target, job.settings, tier, topic, job.max_rate, folder, tps, progress=job.progress)
+        task = TaskSettings(
+            job.target, job.settings, tier, topic, job.max_rate, folder, tps, progress=job.progress,
+            waiting=job.waiting, gets_batches=gets_batches(handler),
+        )  # fmt: skip
         batches = manifests(job, task)
     return result_of([SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()], job)

@@ -44,7 +44,7 @@ from ackline.worker import tasks
 from ackline.worker.outcomes import OUTCOME_WORDS
 from ackline.worker.records import OUT_OF_RANGE, TIMESTAMP, from_spark
 from ackline.worker.settings import FIRST_UNREADABLE, ReplayJob, TaskSettings
-from ackline.worker.tasks import read_retries, split_ranges, store_column, with_fresh
+from ackline.worker.tasks import assign_reads, read_retries, store_column
 from tests.support import memory_adapters
 from tests.support.in_process import run_in_process
 from tests.support.memory import LogRecord
@@ -182,8 +182,7 @@ class AnyLane(MemoryLane):
 
     def _manifests(self, job: ReplayJob, task: TaskSettings) -> Sequence[pa.RecordBatch]:
         exact_from = {tp: first for tp in job.fresh if (first := self._first_unreadable(tp)) is not None}
-        by_source, exactly = split_ranges(job.fresh, exact_from)
-        job = replace(job, fresh=by_source, retries=with_fresh(job.retries, exactly))
+        job = assign_reads(replace(job, exact_from=exact_from))
         if task.tier is not Tier.COLUMN:
             return manifests_of_tasks(job, task, self._fresh_of_tasks(job))
         parts, indexes = SimpleNamespace(value=[job.retries]), pa.RecordBatch.from_pydict({"id": [0]})

@@ -26,10 +26,11 @@ from ackline.handler import Handler, Tier
 from ackline.ledger.outcomes import Outcome
 from ackline.worker.call import use_in_flight_settings
 from ackline.worker.outcomes import Outcomes
+from ackline.worker.portions import WaitingHandlers
 from ackline.worker.records import Records
 from ackline.worker.settings import ReplaySettings
 from ackline.worker.streams import call_handler, waiting_handlers
-from ackline.worker.under_way import CallsUnderWay, WaitingHandlers
+from ackline.worker.under_way import CallsUnderWay
 from tests.e2e.documents import blocks, section
 from tests.worker.batches import NOW, records_of, results
 

@@ -24,6 +24,7 @@ from ackline.handler import Dead, Record, Skip, Tier, tier_of
 from ackline.lane.adapters import Adapters
 from ackline.ledger.answers import TokenSigner
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, arrays_of
+from ackline.ledger.order import Order
 from ackline.ledger.outcomes import is_of_class
 from ackline.ledger.pending import PendingKind, PendingState
 from ackline.ledger.turns import TurnId
@@ -128,7 +129,8 @@ def try_offsets(adapters: Adapters, wanted: Wanted) -> Iterator[Tried]:
     with TemporaryDirectory(prefix="ackline-try-") as folder:
         outputs = targets_to_try(adapters, _turn(adapters.pipeline.name), f"{folder}/outputs")
         tokens = signer(wanted) if adapters.pipeline.ack_topic is not None else None
-        settings = replace(replay_settings(adapters, True, outputs, tokens), once=False, key_hash_secret=None)
+        settings = replay_settings(adapters, True, outputs, tokens)
+        settings = replace(settings, once=False, key_hash_secret=None, order=Order.NONE)
         settings = _in_this_process(settings, adapters.pipeline.name)
         _tier_of(settings)  # before a record is read
         attempts = {

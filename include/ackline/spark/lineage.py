@@ -30,6 +30,7 @@ from ackline.errors import ConfigError
 from ackline.handler import Handler, Tier, tier_of
 from ackline.kafka.config import java_properties
 from ackline.ledger.offsets import OffsetRange, TopicPartition, count
+from ackline.ledger.order import Order
 from ackline.ledger.outcomes import LATEST_MILLISECOND, NO_TIMESTAMP
 from ackline.pipeline.topology import Step, Topology
 from ackline.spark.application import application_of
@@ -40,16 +41,16 @@ from ackline.worker.outcomes import OUTCOME_WORDS
 from ackline.worker.records import OUT_OF_RANGE, RECORD_COLUMNS
 from ackline.worker.run import Note, rate_per_task
 from ackline.worker.settings import MANIFEST_SCHEMA, ReplayJob, ReplaySettings, TaskFolder, TaskSettings
-from ackline.worker.streams import Streams
+from ackline.worker.streams import Streams, gets_batches
 from ackline.worker.tasks import (
     NOTED_COLUMNS,
+    Retries,
+    assign_reads,
     handle_fresh,
     handle_retries,
     read_retries,
     split_for_tasks,
-    split_ranges,
     store_column,
-    with_fresh,
 )
 
 Ranges = Mapping[TopicPartition, OffsetRange]
@@ -97,14 +98,16 @@ def source_options(kafka: Mapping[str, str], isolation: str) -> dict[str, str]:
     }
 
 
-def fresh_records(spark: SparkSession, ranges: Ranges, options: Mapping[str, str]) -> DataFrame:
+def fresh_records(spark: SparkSession, ranges: Ranges, options: Mapping[str, str], whole: bool = False) -> DataFrame:
     """Returns the source's columns of exactly `ranges`. The DataFrame is lazy: each action reads the ranges once. A
-    task yields the records of one range in the order of their offsets, then those of the next range."""
+    task yields the records of one range in the order of their offsets, then those of the next range. One task reads all
+    of a range if they stay `whole`."""
     cores = application_of(spark).cores
     large, small = large_and_small(ranges)
     parts = []
     if large:
-        parts.append(_source(spark, large, options, _tasks_for_large(large, cores)))
+        # The source splits ranges only to make more parts of them than there are ranges.
+        parts.append(_source(spark, large, options, len(large) if whole else _tasks_for_large(large, cores)))
     if small:
         # No shuffle, and no second read: a task of the result iterates over its tasks of the source.
         parts.append(_source(spark, small, options, len(small)).coalesce(_tasks_for_small(small, cores)))
@@ -206,8 +209,7 @@ def manifests_of(
     spark: SparkSession, job: ReplayJob, handler: Handler | Streams, folder: TaskFolder | None = None
 ) -> DataFrame:
     """Returns the one lineage of the job: its rows are the manifests of all tasks."""
-    by_source, exactly = split_ranges(job.fresh, job.exact_from)
-    job = replace(job, fresh=by_source, retries=with_fresh(job.retries, exactly))
+    job = assign_reads(job)
     topics = {tp.topic for tp in [*job.fresh, *job.retries]}
     task = TaskSettings(
         job.target,
@@ -218,6 +220,8 @@ def manifests_of(
         folder,
         tuple(sorted({*job.fresh, *job.retries})),
         progress=job.progress,
+        waiting=job.waiting,
+        gets_batches=gets_batches(handler),
     )
     offsets = sum(map(len, job.fresh.values())) + sum(map(count, job.retries.values()))
     parts_of_chain = tasks_of_chain(offsets, application_of(spark).cores, job.tuples_a_record)
@@ -225,7 +229,7 @@ def manifests_of(
     sources = []
     if job.fresh:
         options = source_options(job.kafka.properties, job.kafka.isolation_level)
-        sources.append(fresh_records(spark, job.fresh, options))
+        sources.append(fresh_records(spark, job.fresh, options, _keeps_whole(job)))
     if not isinstance(handler, Streams) and task.tier is Tier.COLUMN:
         return _manifests_of_column(spark, job, handler, task, sources)
     topology = job.settings.topology
@@ -258,17 +262,26 @@ def _rate_per_task(spark: SparkSession, job: ReplayJob, max_rate: int) -> float:
     tasks run at the same time."""
     application = application_of(spark)
     cores = application.cores
-    large, _ = large_and_small(job.fresh)
     # The source may round up the number of parts of each large range.
-    tasks = tasks_for(job.fresh, cores) + len(large) + len(split_for_tasks(job.retries, cores))
+    large, small = large_and_small(job.fresh)
+    tasks = tasks_for(small if _keeps_whole(job) else job.fresh, cores) + len(large) + len(_parts(job, cores))
     return rate_per_task(max_rate, tasks, application.fixed_cores)
 
 
 def _retry_parts(spark: SparkSession, job: ReplayJob) -> tuple[Any, DataFrame]:
     """Returns the retries of each task as a shared list, and a DataFrame with one row for each task: its index."""
     application = application_of(spark)
-    parts = split_for_tasks(job.retries, application.cores)
+    parts = _parts(job, application.cores)
     return application.share(parts), spark.range(0, len(parts), 1, len(parts))
+
+
+def _parts(job: ReplayJob, cores: int) -> Sequence[Retries]:
+    return split_for_tasks(job.retries, cores, _keeps_whole(job))
+
+
+def _keeps_whole(job: ReplayJob) -> bool:
+    """Returns whether one task handles all records of a topic-partition: a record may wait for any before it."""
+    return job.settings.order is not Order.NONE
 
 
 def as_records(source: DataFrame) -> DataFrame:

@@ -21,6 +21,7 @@ from ackline.ledger.backoff import parse_duration
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import LATEST, MICROSECOND
 from ackline.scrub import place_of_error, words_of_handler
+from ackline.worker.gate import Gate
 from ackline.worker.isolation.serving import Observer
 from ackline.worker.outcomes import (
     INVALID_WORD,
@@ -36,7 +37,7 @@ from ackline.worker.outcomes import (
     scrubbed_message,
 )
 from ackline.worker.progress import note_calls
-from ackline.worker.records import Records
+from ackline.worker.records import Int64s, Records
 from ackline.worker.settings import ReplaySettings
 
 _allowed = False
@@ -98,12 +99,17 @@ def call_record_handler(
     is_full: IsFull | None = None,
 ) -> Outcomes:
     """Calls a handler of the record tier once for each record. `payload_of` is for a handler that sees more of a record
-    than its raw bytes. Stops after a record for which `is_full` returns True, and returns the outcomes up to it."""
+    than its raw bytes. Records that wait for a lower one of their key (`ackline.worker.gate`) are held back, and get no
+    call. Stops after a record for which `is_full` returns True, and returns the outcomes up to it."""
     count = len(records)
     remaining: Iterator[Record] = iter(records)
     forks = _forks
     not_acked: list[RowOutcome] = []
     times: list[int] = []
+    gate = Gate()
+    if records.order_keys is not None:
+        handler = _gated(handler, gate, records.order_keys)
+    keep = _keeping(not_acked, records, gate, observer)
     while len(times) * _GROUP < count:
         for record in islice(remaining, _GROUP):
             try:
@@ -114,18 +120,14 @@ def call_record_handler(
                     in_flight = in_flight_answer(result)
                     if in_flight is not None:
                         row = int(np.searchsorted(records.offsets, record.offset))
-                        not_acked.append(in_flight_outcome(in_flight, row, now()))
-                        if observer is not None:
-                            observer.report(record.offset, not_acked[-1])
+                        keep(in_flight_outcome(in_flight, row, now()))
             except TaskFailure as failure:
                 raise failure.error from None
             except BaseException as error:  # sys.exit, too, is the outcome of this record alone
                 if _forks != forks:
                     end_forked_copy(error)
                 row = int(np.searchsorted(records.offsets, record.offset))
-                not_acked.append(outcome_of_exception(error, row, records, now(), payload_of))
-                if observer is not None:
-                    observer.report(record.offset, not_acked[-1])
+                keep(outcome_of_exception(error, row, records, now(), payload_of))
             if is_full is not None and is_full():
                 count = int(np.searchsorted(records.offsets, record.offset)) + 1
                 remaining = iter(())
@@ -133,7 +135,36 @@ def call_record_handler(
         note_calls(min(_GROUP, count - len(times) * _GROUP))
         times.append(now())
     handled_at = np.repeat(np.array(times, dtype=np.int64), _GROUP)[:count]
-    return Outcomes(handled_at, not_acked, count)
+    held_back = sum(outcome.outcome is Outcome.HELD_BACK for outcome in not_acked)
+    return Outcomes(handled_at, not_acked, count - held_back)
+
+
+def _keeping(
+    not_acked: list[RowOutcome], records: Records, gate: Gate, observer: Observer | None
+) -> Callable[[RowOutcome], None]:
+    """Returns what adds an outcome to `not_acked`, and has the gate and the observer take it."""
+
+    def keep(outcome: RowOutcome) -> None:
+        not_acked.append(outcome)
+        if records.order_keys is not None:
+            gate.note_all(records, (outcome,))
+        if observer is not None and outcome.outcome is not Outcome.HELD_BACK:
+            observer.report(int(records.offsets[outcome.row]), outcome)
+
+    return keep
+
+
+def _gated(handler: Handler, gate: Gate, keys: Int64s) -> Handler:
+    """Returns a handler that the gate lets through to `handler`. It gets the records with these order keys in turn."""
+    remaining, behind, refuse = iter(keys.tolist()), gate.behind, gate.refuse
+
+    def call(record: Record) -> Any:
+        key = next(remaining)
+        if key in behind:
+            refuse(key, record.offset)
+        return handler(record)
+
+    return call
 
 
 def forks() -> int:

@@ -71,6 +71,17 @@ class Outcomes:
         trees = None if self.trees is None else self.trees.filter(pa.array(wanted))
         return Outcomes(self.handled_at[wanted], not_acked, self.calls, trees)
 
+    def among(self, count: int, rows: Int64s, others: list[RowOutcome], time: int) -> "Outcomes":
+        """Returns the outcomes of `count` rows: these are of some `rows`, or of the first of them, and `others`, at
+        `time`, are of the rest. If some of `rows` have none, the outcomes end before the first of those."""
+        called = len(self.handled_at)
+        if called < len(rows):
+            count, rows = int(rows[called]), rows[:called]
+        rest = [each for each in others if each.row < count]
+        whole = Outcomes(np.full(count, time, dtype=np.int64), rest, self.calls)
+        whole.insert([(rows, self)])
+        return whole
+
     def insert(self, parts: "Iterable[tuple[Int64s, Outcomes]]") -> None:
         """Sets the outcomes of some rows, given as parts with the indexes of their rows. Keeps `calls`."""
         for rows, part in parts:
@@ -89,6 +100,11 @@ class DecodingFailed(Exception):
 
 class Unmatched(Exception):
     """No stream takes the record; stored as ErrorClass.UNMATCHED."""
+
+
+class HeldBack(Exception):
+    """A lower offset of the record's key, or of its partition, is not settled: no handler gets the record. Stored as
+    Outcome.HELD_BACK with this text."""
 
 
 class Witness(Protocol):
@@ -138,6 +154,11 @@ def tombstone_outcome(row: int, handled_at: int) -> RowOutcome:
     return RowOutcome(row, Outcome.SKIPPED, ErrorClass.TOMBSTONE, None, handled_at)
 
 
+def held_back_outcome(row: int, text: str, handled_at: int) -> RowOutcome:
+    """Returns the outcome of a record that no handler was given, because it waits for another one."""
+    return RowOutcome(row, Outcome.HELD_BACK, None, text, handled_at)
+
+
 def outcome_of_exception(
     error: BaseException, row: int, records: Records | None, handled_at: int, payload_of: PayloadOf | None = None
 ) -> RowOutcome:
@@ -146,6 +167,8 @@ def outcome_of_exception(
     kind = type(error)  # not error.__class__ or isinstance: a handler's exception may raise there in turn
     if issubclass(kind, Unmatched):
         return RowOutcome(row, Outcome.SKIPPED, ErrorClass.UNMATCHED, None, handled_at)
+    if issubclass(kind, HeldBack):
+        return held_back_outcome(row, str(error), handled_at)
     if issubclass(kind, DecodingFailed):
         return RowOutcome(row, Outcome.FAILED, ErrorClass.UNDECODABLE, scrub(str(error), ()), handled_at)
     if payload_of is None:

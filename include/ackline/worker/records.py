@@ -8,7 +8,7 @@ import json
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import repeat
 from typing import Any
 
@@ -58,6 +58,8 @@ class Records:
     values: pa.Array
     headers: Sequence[Headers] | None
     attempts: npt.NDArray[np.int32]
+    order_keys: Int64s | None = None
+    """With an `order`: which records must not overtake each other, as `ackline.worker.gate` defines it."""
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -92,9 +94,9 @@ class Records:
         mask = pa.array(wanted)
         headers = None if self.headers is None else [h for h, keep in zip(self.headers, wanted, strict=True) if keep]
         offsets, timestamps, attempts = self.offsets[wanted], self.timestamps[wanted], self.attempts[wanted]
-        return Records(
-            self.tp, offsets, timestamps, self.keys.filter(mask), self.values.filter(mask), headers, attempts
-        )
+        order_keys = None if self.order_keys is None else self.order_keys[wanted]
+        keys, values = self.keys.filter(mask), self.values.filter(mask)
+        return Records(self.tp, offsets, timestamps, keys, values, headers, attempts, order_keys)
 
     def slice(self, start: int, count: int) -> "Records":
         """Returns at most `count` rows, from row `start` on."""
@@ -110,11 +112,17 @@ class Records:
 
     def record(self, row: int) -> Record:
         """Builds the record of one row anew: a handler may have changed the values inside the one it was given."""
-        only = slice(row, row + 1)
-        headers = None if self.headers is None else self.headers[only]
-        offsets, timestamps, attempts = self.offsets[only], self.timestamps[only], self.attempts[only]
-        one = Records(self.tp, offsets, timestamps, self.keys[only], self.values[only], headers, attempts)
-        return next(iter(one))
+        time = int(self.timestamps[row])
+        return Record(
+            self.tp.topic,
+            self.tp.partition,
+            int(self.offsets[row]),
+            None if time < 0 else UNIX_EPOCH + timedelta(microseconds=time),
+            self.keys[row].as_py(),
+            self.values[row].as_py(),
+            () if self.headers is None else self.headers[row],
+            int(self.attempts[row]),
+        )
 
     def payload_of(self, row: int) -> Iterator[bytes | str | None]:
         """Yields what an error message must not repeat of a row: its key, its value and the values of its headers."""

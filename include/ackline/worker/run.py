@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import IntEnum
+from functools import partial
 from itertools import pairwise
 from typing import Any, Self
 
@@ -30,10 +31,12 @@ from ackline.errors import ConfigError, FatalError
 from ackline.handler import Tier
 from ackline.ledger.metrics import FetchTimes
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.order import NO_KEY, WHOLE_PARTITION, Order, storable
 from ackline.ledger.outcomes import NO_TIMESTAMP, ErrorClass, Outcome
 from ackline.pipeline.properties import key_hash
 from ackline.pipeline.topology import SOURCE_STEP
 from ackline.worker.files import Chunk, OutcomeCounter, OutcomeFiles
+from ackline.worker.gate import Gate
 from ackline.worker.isolation.handler_process import IsolatedHandler
 from ackline.worker.outcomes import (
     INVALID_WORD,
@@ -118,6 +121,7 @@ class TaskRun:
         files = OutcomeFiles if settings.replay.record_outcomes else OutcomeCounter
         secret = settings.replay.key_hash_secret
         self._key_hash = None if secret is None else key_hash(secret)
+        self._gates: dict[TopicPartition, Gate] = {}
         has_trees = settings.replay.topology is not None
         self._files = files(settings.target, key_hashes=secret is not None, trees=has_trees)
         self._waits: dict[TopicPartition, FetchTimes] = {}
@@ -189,10 +193,53 @@ class TaskRun:
     def handle(self, records: Records) -> None:
         """Calls the handler, and stores the outcomes. `records` are one of the portions that `portions` yields."""
         assert self._call is not None
+        gate = self.gate(records.tp)
+        if gate is not None:
+            records = self.ordered(records)
         if isinstance(self._call, CallsUnderWay):
-            self._store_known(self._call.take(records))
+            self._store_known(self._call.take(records, gate=gate))
         else:
-            self._store_known([(records, self._call(records))])
+            self._store_known([(records, self._call(records) if gate is None else self.call_gated(records, gate))])
+
+    def gate(self, tp: TopicPartition) -> Gate | None:
+        """Returns what holds back records of a topic-partition in this task; None without an `order`."""
+        replay = self._settings.replay
+        if replay.order is Order.NONE:
+            return None
+        if tp not in self._gates:
+            behind = dict(self._settings.waiting[tp].behind) if tp in self._settings.waiting else {}
+            self._gates[tp] = Gate(behind, replay.on_failure is Outcome.FAILED)
+        return self._gates[tp]
+
+    def ordered(self, records: Records, readable: bool = True) -> Records:
+        """Returns the records with their order keys. A tombstone that no handler gets has no order, if it is readable:
+        then it is skipped, whatever its key waits for."""
+        has_key, count = records.keys.is_valid().to_numpy(zero_copy_only=False), len(records)
+        if self._settings.replay.order is Order.PARTITION:
+            keys = np.full(count, WHOLE_PARTITION)
+        elif self._is_whole(records.tp):
+            keys = np.where(has_key, WHOLE_PARTITION, NO_KEY)
+        else:
+            hashes = self._hashes(records.keys)
+            assert hashes is not None, "an order by key needs the secret that keys are hashed with"
+            keys = storable(hashes.fill_null(0).to_numpy(), has_key)
+        if readable and not self._settings.replay.deliver_tombstones and records.values.null_count:
+            keys = np.where(records.values.is_valid().to_numpy(zero_copy_only=False), keys, NO_KEY)
+        return replace(records, order_keys=keys)
+
+    def _is_whole(self, tp: TopicPartition) -> bool:
+        return tp in self._settings.waiting and self._settings.waiting[tp].whole
+
+    def call_gated(self, records: Records, gate: Gate) -> Outcomes:
+        """Returns the outcomes of records that `ordered` has returned: calls the handler for those that nothing holds
+        back, one call of a key after the other."""
+        assert self._call is not None
+        assert not isinstance(self._call, CallsUnderWay)
+        in_waves = self._settings.gets_batches
+        if isinstance(self._call, IsolatedHandler):
+            call = partial(self._call, gate=gate)
+            return gate.call_in_waves(call, records, self._clock) if in_waves else call(records)
+        return (gate.call_in_waves if in_waves else gate.call)(self._call, records, self._clock)
 
     def _store_known(self, known: Iterable[tuple[Records, Outcomes]]) -> None:
         for records, outcomes in known:
@@ -205,7 +252,7 @@ class TaskRun:
             self._store_known(self._call.finish())
 
     def _store_records(self, records: Records, outcomes: Outcomes) -> None:
-        hashes = self._hashes(records.keys)
+        hashes = self._hashes_of(records)
         self._store(records.tp, records.offsets, records.timestamps, records.attempts, outcomes, hashes)
         self._progress.add(len(records))
 
@@ -216,6 +263,19 @@ class TaskRun:
         distinct = keys.dictionary_encode()  # each different key of the batch is hashed once
         hashes = [self._key_hash(key) for key in distinct.dictionary.to_pylist()]
         return pa.array(hashes, pa.int64()).take(distinct.indices)
+
+    def _hashes_of(self, records: Records) -> pa.Array | None:
+        """Returns what `_hashes` returns for the keys of the records, from their order keys where these are hashes."""
+        keys = records.order_keys
+        by_key = self._settings.replay.order is Order.KEY and not self._is_whole(records.tp)
+        if keys is None or self._key_hash is None or not by_key:
+            return self._hashes(records.keys)
+        none = records.keys.is_null().to_numpy(zero_copy_only=False)
+        left = np.flatnonzero((keys == NO_KEY) & ~none)  # tombstones
+        if len(left):
+            keys = keys.copy()
+            keys[left] = np.asarray(self._hashes(records.keys.take(pa.array(left))))
+        return pa.array(keys, mask=none)
 
     def store_gone(self, gone: GoneOffsets) -> None:
         """Stores retries that the log no longer holds. They have attempt 0, because no handler was called."""
@@ -228,10 +288,17 @@ class TaskRun:
         self._progress.add(len(offsets))
 
     def store_unreadable(self, records: Records) -> None:
-        """Stores each of `records`, which no handler can get, as failed."""
+        """Stores each of `records`, which no handler can get, as failed, or as held back."""
         self._end_calls()
-        time = self._clock()
+        time, gate = self._clock(), self.gate(records.tp)
         failed = [_unreadable(row, time) for row in range(len(records))]
+        if gate is not None:
+            records = self.ordered(records, readable=False)
+            assert records.order_keys is not None
+            keys, offsets = records.order_keys.tolist(), records.offsets.tolist()
+            for row, (key, offset) in enumerate(zip(keys, offsets, strict=True)):
+                failed[row] = gate.held_back(row, key, offset, time) or failed[row]
+                gate.note(key, offset, failed[row])
         self._store_records(records, Outcomes(np.full(len(records), time, dtype=np.int64), failed))
 
     def store_column(self, tp: TopicPartition, batch: pa.RecordBatch) -> None:
@@ -293,8 +360,10 @@ class TaskRun:
             others[self._settings.replay.on_failure if failed else result.outcome].append(result)
         self._files.add(tp, Outcome.ACKED, whole.take(np.flatnonzero(acked)))
         for outcome, results in others.items():
+            rows = whole.take(np.array([result.row for result in results]))
             chunk = replace(
-                whole.take(np.array([result.row for result in results])),
+                rows,
+                attempts=np.zeros_like(rows.attempts) if outcome is Outcome.HELD_BACK else rows.attempts,
                 handled_at=np.array([result.handled_at for result in results], dtype=np.int64),
                 classes=[result.error_class for result in results],
                 messages=[result.error_message for result in results],

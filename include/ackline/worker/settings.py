@@ -363,3 +363,7 @@ class TaskSettings:
     """With steps: how many tasks share the tuples of a step with `group_by`."""
     progress: str | None = None
     """Where this task writes how much it has handled; None if no run shows it."""
+    waiting: Mapping[TopicPartition, Waiting] = field(default_factory=dict)
+    """What holds back records of each topic-partition when the task begins, with an `order`."""
+    gets_batches: bool = False
+    """Whether one call of a handler may get many records. With an `order`, none of them may wait for another."""

@@ -21,6 +21,7 @@ from ackline.calling import ASYNC_CONCURRENCY, ManagedHandler, TaskFailure, clos
 from ackline.errors import AcklineError
 from ackline.handler import Handler, Record, Tier, load_handler
 from ackline.kafka.registry import Registry
+from ackline.ledger.outcomes import Outcome
 from ackline.pipeline.functions import StreamFunctions, check_emits, check_in_flight, load_functions, load_steps
 from ackline.pipeline.streams import DECODERS, Decode, Stream, Translation, Undecodable, scalar_texts
 from ackline.worker.call import (
@@ -43,9 +44,10 @@ from ackline.worker.outcomes import (
     outcome_of_exception,
     tombstone_outcome,
 )
+from ackline.worker.portions import Choose, WaitingHandlers
 from ackline.worker.records import Records
 from ackline.worker.settings import ReplaySettings
-from ackline.worker.under_way import CallsUnderWay, Choose, WaitingHandlers
+from ackline.worker.under_way import CallsUnderWay
 
 # A record is frozen for its handler. These set a slot of it in place, before the handler gets it.
 _set_key: Any = Record.__dict__["key"].__set__
@@ -298,13 +300,9 @@ def call_handler(
     outcomes = Outcomes(np.empty(0, np.int64))
     if len(rows):
         outcomes = call(records.filter(delivered))
-    time, count, called = now(), len(records), len(outcomes.handled_at)
-    if called < len(rows):
-        count, rows = int(rows[called]), rows[:called]
-    tombstones = [tombstone_outcome(int(row), time) for row in np.flatnonzero(~delivered[:count])]
-    whole = Outcomes(np.full(count, time, dtype=np.int64), tombstones, outcomes.calls)
-    whole.insert([(rows, outcomes)])
-    return whole
+    time = now()
+    tombstones = [tombstone_outcome(int(row), time) for row in np.flatnonzero(~delivered)]
+    return outcomes.among(len(records), rows, tombstones, time)
 
 
 def _chosen(handler: Handler) -> tuple[Choose, Callable[[Records], PayloadOf]]:
@@ -314,6 +312,11 @@ def _chosen(handler: Handler) -> tuple[Choose, Callable[[Records], PayloadOf]]:
 def functions_of(handler: Handler | Streams) -> list[StreamFunctions]:
     """Returns the functions of the streams; without streams those of the handler."""
     return handler.functions if isinstance(handler, Streams) else [StreamFunctions.of_handler(handler)]
+
+
+def gets_batches(handler: Handler | Streams) -> bool:
+    """Returns whether one call may get many records."""
+    return any(each.tier is Tier.ARROW for each in functions_of(handler))
 
 
 def can_be_cancelled(handler: Handler | Streams, settings: ReplaySettings) -> bool:
@@ -341,6 +344,7 @@ def waiting_handlers(
         timeout=settings.record_timeout,
         rated=rated,
         registry=handler.registry if isinstance(handler, Streams) else None,
+        failures_hold=settings.on_failure is Outcome.FAILED,
     )
 
 
@@ -381,6 +385,8 @@ def load_call(
     managed = [each.handler for each in functions_of(handler) if isinstance(each.handler, ManagedHandler)]
 
     def call(records: Records) -> Outcomes:
+        if settings.on_failure is not Outcome.FAILED and records.order_keys is not None:
+            records = replace(records, order_keys=None)  # one call follows the other, and a failure holds nothing back
         for each in managed:  # before the first call is logged: what `open` does is no record's doing
             each.open(run_here)
         return call_handler(called, tier, records, clock, settings.deliver_tombstones, observer, is_full)

@@ -11,7 +11,7 @@ records by then.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -25,6 +25,7 @@ from ackline.kafka.exact import ExactReader, Found, Gone
 from ackline.kafka.fetching import headers_of
 from ackline.ledger.metrics import FetchTimes, timed_fetches
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, ValuedRanges
+from ackline.ledger.order import Order
 from ackline.ledger.outcomes import Outcome
 from ackline.worker.records import (
     OUT_OF_RANGE,
@@ -36,7 +37,7 @@ from ackline.worker.records import (
     from_spark,
 )
 from ackline.worker.run import Note, TaskRun
-from ackline.worker.settings import KafkaSettings, TaskSettings
+from ackline.worker.settings import KafkaSettings, ReplayJob, TaskSettings
 
 Attempts = ValuedRanges[int]
 """Offsets of one topic-partition to read; the value is the number of the attempt that each is now given, or FRESH."""
@@ -69,22 +70,27 @@ class UnreadableRecords:
 Batch = Records | GoneOffsets | UnreadableRecords
 
 
-def split_for_tasks(retries: Retries, cores: int) -> list[Retries]:
+def split_for_tasks(retries: Retries, cores: int, whole: bool = False) -> list[Retries]:
     """Splits `retries` into parts of about equal size, one for each Spark task on `cores` cores. A part is a
-    continuous section of the retries, in the order of topic-partitions and offsets."""
+    continuous section of the retries, in the order of topic-partitions and offsets. Splits no topic-partition if they
+    stay `whole`: then its part is as large as it is."""
     total = sum(len(attempts) for ranges in retries.values() for attempts in ranges)
     tasks = max(1, min(-(-total // _OFFSETS_PER_TASK), cores * _TASKS_PER_CORE), -(-total // _MAX_OFFSETS_PER_TASK))
-    size = -(-total // tasks)
+    return _sections(retries, -(-total // tasks), whole)
+
+
+def _sections(retries: Retries, size: int, whole: bool = False) -> list[Retries]:
+    """Returns continuous sections of `size` offsets each; the last may have fewer, and `whole` ones more."""
     parts: list[dict[TopicPartition, list[ValuedRange[int]]]] = []
     room = 0
     for tp, ranges in sorted(retries.items()):
         for attempts in ranges:
             start = attempts.start
             while start < attempts.end:
-                if not room:
+                if room <= 0 and not (whole and parts and tp in parts[-1]):
                     parts.append({})
                     room = size
-                end = min(attempts.end, start + room)
+                end = attempts.end if whole else min(attempts.end, start + room)
                 parts[-1].setdefault(tp, []).append(ValuedRange(start, end, attempts.value))
                 room -= end - start
                 start = end
@@ -151,6 +157,11 @@ def batches_of_reader(reader: ExactReader, retries: Retries) -> Iterator[Batch]:
     """Yields what the log holds at the wanted offsets, in the order of offsets within a topic-partition. Yields nothing
     for a fresh offset that is a gap. Raises what `ExactReader` raises, RangeGone if retention has taken a fresh offset,
     and FatalError if the reader left an offset out."""
+    for section in _sections(retries, _MAX_OFFSETS_PER_TASK):  # all offsets of one are in memory
+        yield from _section_of_reader(reader, section)
+
+
+def _section_of_reader(reader: ExactReader, retries: Retries) -> Iterator[Batch]:
     collected = {
         tp: _Collected(
             {offset: attempts.value for attempts in ranges for offset in range(attempts.start, attempts.end)}
@@ -180,6 +191,18 @@ def split_ranges(fresh: Ranges, exact_from: Mapping[TopicPartition, int]) -> tup
             start = max(start, fresh[tp].start)
             by_source[tp], exactly[tp] = OffsetRange(fresh[tp].start, start), OffsetRange(start, fresh[tp].end)
     return {tp: offsets for tp, offsets in by_source.items() if len(offsets)}, exactly
+
+
+def assign_reads(job: ReplayJob) -> ReplayJob:
+    """Returns the job with those fresh ranges that Spark's source reads. The others are among its retries, which exact
+    reads get. With an `order`, one of both reads all of a topic-partition, in the order of offsets."""
+    exact_from = dict(job.exact_from)
+    if job.settings.order is not Order.NONE:
+        for tp, fresh in job.fresh.items():
+            if tp in job.retries or exact_from.get(tp, fresh.end) < fresh.end:
+                exact_from[tp] = 0
+    by_source, exactly = split_ranges(job.fresh, exact_from)
+    return replace(job, fresh=by_source, retries=with_fresh(job.retries, exactly))
 
 
 def with_fresh(retries: Mapping[TopicPartition, Attempts], exactly: Ranges) -> dict[TopicPartition, Attempts]:

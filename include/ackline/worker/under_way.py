@@ -4,6 +4,9 @@ Plain functions are called by threads, asynchronous ones on an event loop. Calls
 call waits for the end of a batch: the task gives more records before the calls of the last ones have ended. What ended
 waits here until all before it has ended, so that outcomes are stored in the order of offsets.
 
+With an `order`, a row whose key has a call under way waits in a chain of its key, which counts against no limit: one
+key keeps no other waiting. The first thread begins the next call of a chain once the one before has ended.
+
 Memory is bounded. At most `limit` calls are under way, and as many records wait for one. A portion of records is kept
 whole until its last call has ended; then its payloads go, and what is left of a record takes some hundred bytes.
 """
@@ -12,37 +15,33 @@ import asyncio
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from ackline.calling import ManagedHandler, TaskFailure
 from ackline.errors import FatalError, TransientError
 from ackline.handler import Handler, Record
+from ackline.ledger.order import NO_KEY
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.worker.call import end_forked_copy, forks, in_flight_answer, in_flight_outcome
 from ackline.worker.event_loop import EventLoop
+from ackline.worker.gate import Gate
 from ackline.worker.isolation.serving import Observer
 from ackline.worker.outcomes import (
     NOT_CALLED,
     Clock,
     Outcomes,
-    PayloadOf,
     RowOutcome,
     outcome_of_exception,
     tombstone_outcome,
 )
-from ackline.worker.records import Int64s, Records
-
-Choose = Callable[[Record], tuple[Handler, Record]]
-"""Returns the handler that takes a record, and the record as that handler gets it. What it raises is the outcome of the
-record, but for TaskFailure."""
+from ackline.worker.portions import Call, Portion, WaitingHandlers
+from ackline.worker.records import Records
 
 _PORTION = 500
 """Records that are kept until the last of their calls has ended."""
@@ -57,85 +56,7 @@ GRACE = 5.0
 """Seconds after its limit in which an asynchronous call must have ended: a process that is killed ends others, too."""
 
 
-@dataclass(slots=True, eq=False)
-class _Portion:
-    """Some records of one topic-partition, with what is known of their outcomes."""
-
-    records: Records
-    first: int
-    """The number of its first row among the records that the task has given at once."""
-    handled_at: Int64s
-    payload_of: PayloadOf
-    left: int = 0
-    """Calls that have not ended."""
-    calls: int = 0
-    not_acked: list[RowOutcome] = field(default_factory=list)
-
-    @property
-    def size(self) -> int:
-        """About how many bytes the records have that wait here."""
-        headers = self.records.headers or ()
-        of_headers = sum(len(name) + len(value or b"") for row in headers for name, value in row)
-        return int(self.records.keys.nbytes + self.records.values.nbytes) + of_headers
-
-    def without_payload(self) -> None:
-        """Forgets the values: the outcome of each record is known, and its key alone is still needed for its hash.
-        Copies the rest, which is a view of the whole batch that Spark has sent."""
-        records, count = self.records, len(self.records)
-        self.payload_of = _nothing
-        self.records = Records(
-            records.tp,
-            records.offsets.copy(),
-            records.timestamps.copy(),
-            records.keys.take(pa.array(np.arange(count))),
-            pa.nulls(count, pa.binary()),
-            None,
-            records.attempts.copy(),
-        )
-
-    def outcomes(self) -> Outcomes:
-        """Returns the outcomes, once each call has ended."""
-        self.not_acked.sort(key=lambda outcome: outcome.row)
-        return Outcomes(self.handled_at, self.not_acked, self.calls)
-
-
-def _nothing(_: int) -> Sequence[bytes]:
-    return ()
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    portion: _Portion
-    row: int
-    handler: Handler
-    record: Record
-    context: contextvars.Context
-    cancelled: int = 0
-    """How often the call was cancelled because it took longer than the time limit."""
-    ended: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingHandlers:
-    """How the handlers of a task are called, of which several calls may be under way."""
-
-    handlers: Sequence[Handler]
-    choose: Callable[[str], tuple[Choose, Callable[[Records], PayloadOf]]]
-    """Returns for a topic how a handler is chosen for a record, and what an error message must not repeat of a row."""
-    limit: int
-    """Calls under way at once, at most."""
-    threads: int
-    """Of these, calls of plain functions."""
-    deliver_tombstones: bool
-    timeout: float | None
-    """Seconds that an asynchronous call may take."""
-    rated: bool = False
-    """The task keeps a rate limit, so no call waits here for one under way to end: it would add to a later second."""
-    registry: Any = None
-    """The schema registry that decoders ask, if there is one: its time counts for no call."""
-
-
-_Ended = tuple[_Call, Any, BaseException | None, int]
+_Ended = tuple[Call, Any, BaseException | None, int]
 """A call that has ended, with what it has returned or raised, and when."""
 
 
@@ -152,7 +73,7 @@ class CallsUnderWay:
         if observer is not None and waiting.registry is not None:
             waiting.registry.waiting = self._registry_time
         self._forks = forks()
-        self._portions: deque[_Portion] = deque()
+        self._portions: deque[Portion] = deque()
         """Those whose outcomes are not yet taken, in the order of their records."""
         self._begun = self._kept = self._taken = 0
         """Calls that have begun, those whose outcomes are kept, and those whose outcomes `take` has yielded."""
@@ -162,9 +83,13 @@ class CallsUnderWay:
         self._awaited = -1
         """So few calls must be under way before the task's first thread goes on. It is woken once for many calls: to
         wake it for each would take more time than all the rest."""
-        self._for_threads: SimpleQueue[_Call | None] = SimpleQueue()
+        self._chain_goes_on = False
+        """A call has ended for which rows of its key wait: the first thread is woken at once."""
+        self._next: deque[Call] = deque()
+        self._for_threads: SimpleQueue[bool] = SimpleQueue()
+        """True for each call in `_next`, for the thread that takes it; False ends a thread."""
         self._threads: list[threading.Thread] = []
-        self._for_loop: deque[_Call] = deque()
+        self._for_loop: deque[Call] = deque()
         self._loop: EventLoop | None = None
         self._running = 0  # touched on the loop alone
         self._tasks: set[asyncio.Task[None]] = set()
@@ -172,21 +97,25 @@ class CallsUnderWay:
         self._is_open = self._closed = False
         self._broken: BaseException | None = None
 
-    def take(self, records: Records, alone: bool = False) -> Iterator[tuple[Records, Outcomes]]:
+    def take(
+        self, records: Records, alone: bool = False, gate: Gate | None = None
+    ) -> Iterator[tuple[Records, Outcomes]]:
         """Begins the calls of some records, as soon as there is room for each: `alone` after the end of the call
-        before. Yields the records whose outcomes are known, in the order in which they were given. Raises the
-        AcklineError that keeps a record from being handled without being its fault."""
+        before. Those that have order keys pass the gate. Yields the records whose outcomes are known, in the order in
+        which they were given. Raises the AcklineError that keeps a record from being handled without being its fault.
+        """
         # Calls that wait for another to end, for each that is under way.
         self._queued = 0 if alone or self._waiting.rated or self._is_mixed else 1
         self._limit = 1 if alone else self._waiting.limit
         for start in range(0, len(records), _PORTION):
-            self._begin(records.slice(start, _PORTION), start)
+            self._begin(records.slice(start, _PORTION), start, gate)
             yield from self._known()
 
     def outcomes_of(self, records: Records, alone: bool) -> Outcomes:
         """Returns the outcomes of some records, once each of their calls has ended. Raises what `take` raises."""
         self._open()  # before a call is logged, as they are closed after each request
-        parts = [outcomes for _, outcomes in (*self.take(records, alone), *self.finish())]
+        gate = None if records.order_keys is None else Gate({}, self._waiting.failures_hold)
+        parts = [outcomes for _, outcomes in (*self.take(records, alone, gate), *self.finish())]
         starts = np.cumsum([0, *(len(part.handled_at) for part in parts)])
         not_acked = [
             each.at_row(each.row + int(start))
@@ -215,13 +144,13 @@ class CallsUnderWay:
             handler.open(run_nothing if self._loop is None else self._loop.run)
         self._is_open = True
 
-    def _begin(self, records: Records, first: int) -> None:
+    def _begin(self, records: Records, first: int, gate: Gate | None) -> None:
         choose, payload_of = self._waiting.choose(records.tp.topic)
-        portion = _Portion(records, first, np.zeros(len(records), np.int64), payload_of(records))
+        portion = Portion(records, first, np.zeros(len(records), np.int64), choose, payload_of(records), gate)
         while self._portions and (self._bytes + portion.size > _MOST_BYTES or self._rows > _MOST_ROWS):
             if not self._portions[0].left:
                 break  # its outcomes are known, and wait for nothing but being taken
-            self._await(self._begun - self._kept - 1)
+            self._await_one()
         self._portions.append(portion)
         self._bytes += portion.size
         self._rows += len(records)
@@ -229,23 +158,58 @@ class CallsUnderWay:
         called = None
         if not self._waiting.deliver_tombstones and records.values.null_count:
             called = records.values.is_valid().to_numpy(zero_copy_only=False)
+        keys = None if records.order_keys is None else records.order_keys.tolist()
         for row, record in enumerate(records):
             if called is not None and not called[row]:
                 portion.handled_at[row] = self._now()
                 portion.not_acked.append(tombstone_outcome(row, int(portion.handled_at[row])))
                 continue
+            key = NO_KEY if keys is None else keys[row]
+            if key != NO_KEY and not self._passes(portion, row, key):
+                continue
             if self._begun - self._kept >= (1 + self._queued) * self._limit:
                 self._await(max(0, (1 + self._queued) * self._limit - max(1, self._limit * self._queued)))
-            self._call(portion, row, record, choose)
+            if not self._call(portion, row, record, key) and key != NO_KEY:
+                self._go_on(portion, key)
         self._end_one(portion)
 
-    def _call(self, portion: _Portion, row: int, record: Record, choose: Choose) -> None:
+    def _passes(self, portion: Portion, row: int, key: int) -> bool:
+        """Returns whether a row is to be called now: not if it waits in the chain of its key, or is held back."""
+        gate = portion.gate
+        assert gate is not None
+        while key in gate.chains:
+            if not self._waiting.rated:
+                portion.chain(row, key)
+                return False
+            self._await_one()
+        if portion.holds_back(row, key, self._now):
+            return False
+        gate.chains[key] = None
+        return True
+
+    def _go_on(self, portion: Portion, key: int) -> None:
+        """Begins the next call of a key whose call has ended, a row of `portion` or of one after it."""
+        assert portion.gate is not None
+        chains = portion.gate.chains
+        while chain := chains[key]:
+            portion, row = chain.popleft()
+            under_way = not portion.holds_back(row, key, self._now) and self._call(
+                portion, row, portion.records.record(row), key, ahead=True
+            )
+            self._end_one(portion)
+            if under_way:
+                return
+        del chains[key]
+
+    def _call(self, portion: Portion, row: int, record: Record, key: int, ahead: bool = False) -> bool:
+        """Returns whether the call of a row is under way; otherwise its outcome is known. It begins before those that
+        wait for room if it goes `ahead`."""
         number = portion.first + row
         try:
             # Filters and decoders are a part of the call: they, too, may end the process.
             self._choosing = number
             self._log_begin(number, False)
-            handler, record = choose(record)
+            handler, record = portion.choose(record)
         except TaskFailure as failure:
             raise failure.error from None
         except BaseException as error:  # of a filter, or because nothing takes the record
@@ -255,34 +219,38 @@ class CallsUnderWay:
             outcome = outcome_of_exception(error, row, portion.records, time, portion.payload_of)
             portion.calls += outcome.error_class not in NOT_CALLED
             portion.not_acked.append(outcome)
+            if portion.gate is not None:
+                portion.gate.note(key, record.offset, outcome)
             self._log_end(number, record, outcome)
-            return
+            return False
         if not self._is_open:
             self._open()
         portion.left += 1
         portion.calls += 1
         self._begun += 1
         begin = handler.begin if isinstance(handler, ManagedHandler) else handler
-        call = _Call(portion, row, begin, record, contextvars.copy_context())
+        call = Call(portion, row, begin, record, contextvars.copy_context(), key)
         if self._observer is not None:
             self._observer.log.withdraw_row(number)  # it waits: the handler is not called yet
         if _is_asynchronous(handler):
-            self._for_loop.append(call)
+            (self._for_loop.appendleft if ahead else self._for_loop.append)(call)
             if not self._loop_is_to_look:
                 self._loop_is_to_look = True
                 assert self._loop is not None
                 self._loop.submit(self._look)
-            return
-        self._for_threads.put(call)
+            return True
+        (self._next.appendleft if ahead else self._next.append)(call)
+        self._for_threads.put(True)
         if len(self._threads) < min(self._waiting.threads, self._limit, self._begun - self._kept):
             thread = threading.Thread(target=self._work, name=f"ackline-call-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
+        return True
 
     def _work(self) -> None:
         """In a thread: makes one call after the other."""
-        while (call := self._for_threads.get()) is not None and not self._closed:
-            result, error = None, None
+        while self._for_threads.get() and not self._closed:
+            call, result, error = self._next.popleft(), None, None
             self._log_begin(call.portion.first + call.row, False)
             try:
                 result = call.context.run(call.handler, call.record)
@@ -304,7 +272,7 @@ class CallsUnderWay:
             self._tasks.add(task)  # a loop alone does not keep its tasks alive
             task.add_done_callback(partial(self._on_done, call))
 
-    async def _await_call(self, call: _Call) -> None:
+    async def _await_call(self, call: Call) -> None:
         result, error, timer = None, None, None
         self._log_begin(call.portion.first + call.row, True)
         if self._waiting.timeout is not None:
@@ -318,12 +286,12 @@ class CallsUnderWay:
             timer.cancel()
         self._end_on_loop(call, result, error)
 
-    def _on_done(self, call: _Call, task: "asyncio.Task[None]") -> None:
+    def _on_done(self, call: Call, task: "asyncio.Task[None]") -> None:
         """On the loop: ends a call whose task was cancelled before it began, by a handler that cancels others."""
         self._tasks.discard(task)
         self._end_on_loop(call, None, asyncio.CancelledError())
 
-    def _end_on_loop(self, call: _Call, result: Any, error: BaseException | None) -> None:
+    def _end_on_loop(self, call: Call, result: Any, error: BaseException | None) -> None:
         if self._closed or call.ended:  # where the task of Spark has failed or was cancelled, nothing of it is stored
             return
         call.ended = True
@@ -334,7 +302,7 @@ class CallsUnderWay:
         if self._for_loop:
             self._look()
 
-    def _cancel(self, call: _Call, task: "asyncio.Task[Any] | None") -> None:
+    def _cancel(self, call: Call, task: "asyncio.Task[Any] | None") -> None:
         """On the loop: cancels an overdue call, and again each second that it goes on. One that goes on for ever is
         left alone, and counts as ended."""
         if task is None or task.done() or call.ended:
@@ -366,7 +334,7 @@ class CallsUnderWay:
         finally:
             self._observer.log.go_on(self._choosing, begun)
 
-    def _end(self, call: _Call, result: Any, error: BaseException | None) -> None:
+    def _end(self, call: Call, result: Any, error: BaseException | None) -> None:
         """In a thread, or on the loop: says that a call has ended."""
         try:
             time = self._now()
@@ -376,20 +344,32 @@ class CallsUnderWay:
             self._ended.append((call, result, error, time))
         except BaseException as broken:  # the task can't go on, and must not wait for this call
             self._broken = self._broken or broken
-        if self._broken is not None or self._begun - self._kept - len(self._ended) <= self._awaited:
+        if call.key != NO_KEY and call.portion.gate is not None and call.portion.gate.chains.get(call.key):
+            # Looked at after it is in `_ended`, which the first thread looks at after it has made a chain longer.
+            self._chain_goes_on = True
+            self._enough_ended.set()
+        elif self._broken is not None or self._begun - self._kept - len(self._ended) <= self._awaited:
             self._enough_ended.set()
 
-    def _await(self, under_way: int) -> None:
-        """Waits until at most so many calls are under way, and keeps the outcomes of those that have ended."""
+    def _await_one(self) -> None:
+        """Waits until at least one more call has ended."""
+        self._await(self._begun - self._kept - 1, self._kept)
+
+    def _await(self, under_way: int, kept: int = -1) -> None:
+        """Waits until at most so many calls are under way, or more than `kept` have ended if it is given. Keeps the
+        outcomes of those that have ended."""
         self._awaited = under_way
-        while self._keep_ended() > under_way:
+        while self._keep_ended() > under_way and not self._kept > kept >= 0:
             self._enough_ended.clear()
             # Looked at after it is cleared: a call that has ended before that has not set it.
-            while self._begun - self._kept - len(self._ended) > under_way and not self._enough_ended.wait(_PATIENCE):
+            while self._is_to_wait(under_way) and not self._enough_ended.wait(_PATIENCE):
                 self._check_loop()
             if self._broken is not None:
                 raise FatalError(f"a call could not be ended ({type(self._broken).__name__})") from None
         self._awaited = -1
+
+    def _is_to_wait(self, under_way: int) -> bool:
+        return not self._chain_goes_on and self._begun - self._kept - len(self._ended) > under_way
 
     def _check_loop(self) -> None:
         """Raises TransientError if the loop is gone, or blocked for longer than a call may take: its calls can't be
@@ -406,18 +386,22 @@ class CallsUnderWay:
 
     def _keep_ended(self) -> int:
         """Keeps the outcomes of the calls that have ended. Returns how many are under way."""
+        self._chain_goes_on = False  # first: what ends from now on sets it again
         while self._ended:
-            self._keep(*self._ended.popleft())
             self._kept += 1
+            self._keep(*self._ended.popleft())
         return self._begun - self._kept
 
-    def _keep(self, call: _Call, result: Any, error: BaseException | None, time: int) -> None:
+    def _keep(self, call: Call, result: Any, error: BaseException | None, time: int) -> None:
         call.portion.handled_at[call.row] = time
         if (outcome := self._outcome(call, result, error, time)) is not None:
             call.portion.not_acked.append(outcome)
+        if call.key != NO_KEY and call.portion.gate is not None:
+            call.portion.gate.note(call.key, call.record.offset, outcome)
+            self._go_on(call.portion, call.key)
         self._end_one(call.portion)
 
-    def _outcome(self, call: _Call, result: Any, error: BaseException | None, time: int) -> RowOutcome | None:
+    def _outcome(self, call: Call, result: Any, error: BaseException | None, time: int) -> RowOutcome | None:
         """Returns the outcome of a call that has ended; None if its record is acked."""
         if call.cancelled:
             text = f"the handler did not return within {self._waiting.timeout:g} s"
@@ -432,7 +416,7 @@ class CallsUnderWay:
             return None
         return outcome_of_exception(error, call.row, call.portion.records, time, call.portion.payload_of)
 
-    def _end_one(self, portion: _Portion) -> None:
+    def _end_one(self, portion: Portion) -> None:
         portion.left -= 1
         if not portion.left:
             self._bytes -= portion.size - portion.records.keys.nbytes  # the keys stay
@@ -452,7 +436,7 @@ class CallsUnderWay:
         """Begins no more calls, and cancels what is under way on the loop: the task has failed."""
         self._closed = True
         for _ in self._threads:
-            self._for_threads.put(None)
+            self._for_threads.put(False)
         if self._loop is not None and self._loop.is_alive:
             self._loop.submit(lambda: [task.cancel() for task in self._tasks])
 

@@ -36,6 +36,7 @@ from ackline.errors import AcklineError, FatalError, TransientError
 from ackline.handler import Durations, Tier
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import NEVER
+from ackline.worker.gate import Gate
 from ackline.worker.isolation import serving
 from ackline.worker.isolation.fork_server import COMMAND, END_CALL, EXIT_GRACE, FORK, QUIT, STATUS
 from ackline.worker.isolation.serving import NO_CALL, CallLog, CallState, RecordCalls
@@ -339,22 +340,34 @@ class IsolatedHandler:
         self._now = now
         self._process = process or HandlerProcess(RECORDS_PROGRAM, (settings, tier), settings.record_timeout)
 
-    def __call__(self, records: Records) -> Outcomes:
-        """Returns the outcome of each record. Raises what `HandlerProcess.request` raises."""
+    def __call__(self, records: Records, gate: Gate | None = None) -> Outcomes:
+        """Returns the outcome of each record. Records that have order keys pass the gate before each request, because a
+        death may have ended the call of one that others wait for. Raises what `HandlerProcess.request` raises."""
         remaining = [(np.arange(len(records)), False)]
         parts: list[tuple[Int64s, Outcomes]] = []
         while remaining:
             rows, alone = remaining.pop()
             part = records if len(rows) == len(records) else records.take(rows)
+            if gate is not None and (held := gate.all_held_back(part, self._now())):
+                waits = np.array([each.row for each in held])
+                outcomes = [each.at_row(row) for row, each in enumerate(held)]
+                parts.append((rows[waits], Outcomes(np.full(len(held), held[0].handled_at), outcomes)))
+                if len(rest := np.delete(rows, waits)):
+                    remaining.append((rest, alone))
+                continue
             result = self._process.request(RecordCalls(part, alone), len(part))
             if isinstance(result, Death):
                 decided, again = self._split(part, result, alone)
                 if len(decided):
                     parts.append((rows[decided], self._outcomes_after_death(part, decided, result)))
+                    if gate is not None:
+                        gate.note_all(part.take(decided), parts[-1][1].not_acked)
                 remaining += [(rows[indexes], is_alone) for indexes, is_alone in again if len(indexes)]
             else:
                 assert isinstance(result, Outcomes)
                 parts.append((rows, result))
+                if gate is not None:
+                    gate.note_all(part, result.not_acked)
         if len(parts) == 1:
             return parts[0][1]
         whole = Outcomes(np.empty(len(records), np.int64), calls=sum(outcomes.calls for _, outcomes in parts))
