@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 58_473
-TESTS_CEILING = 71_373
+TESTS_CEILING = 71_399
 
 
 def lines(files: "list[Path]") -> int:

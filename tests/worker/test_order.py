@@ -2,10 +2,12 @@
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import date, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -38,7 +40,8 @@ from ackline.worker.tasks import (
     handle_batches,
     split_for_tasks,
 )
-from tests.worker import ordered_handlers
+from tests.worker import disk_handlers, ordered_handlers
+from tests.worker.disk_lane import DiskLane
 from tests.worker.isolation.killers import FOLDER
 from tests.worker.isolation.lab import calls as calls_of_killers
 
@@ -434,3 +437,26 @@ def test_a_long_range_is_read_in_sections_so_that_few_of_its_offsets_are_in_memo
     offsets = np.concatenate([each.offsets for each in found if isinstance(each, Records) and each.tp == TP])
     assert offsets.tolist() == [7, 8, *range(100, 2600)]
     assert max(count for *_, count in asked) <= 1000
+
+
+def test_s81_followers_of_a_head_that_fails_twice_are_called_once_after_it_is_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lane with tables on disk: planned, replayed by the tasks, and settled, turn by turn."""
+    calls = Counter[int]()
+
+    def called(offset: int) -> None:
+        calls[offset] += 1
+        if offset == 0 and calls[0] < 3:
+            raise ValueError("not yet")
+
+    monkeypatch.setattr(disk_handlers, "ANSWERS", {offset: partial(called, offset) for offset in range(20)})
+    lane = DiskLane(tmp_path, handler="tests.worker.disk_handlers:answer", order="partition", retry={"max_retries": 5})
+    lane.produce(*[b"x"] * 20)
+    made = []
+    for _ in range(4):
+        lane.run()
+        lane.world.now += timedelta(hours=1)
+        made.append(calls.total())
+    assert made == [1, 2, 3, 22]
+    assert calls == {0: 3, **dict.fromkeys(range(1, 20), 1)}
