@@ -109,6 +109,13 @@ class PartitionAccount:
     whole. No run may go on there (S42)."""
     claims: dict[int, int] = field(default_factory=dict)
     """The offset of each claim. A settlement may raise the floor above it, over records that retention took first."""
+    start: int = field(init=False)
+    """Where the epoch begins."""
+    settled: set[int] = field(default_factory=set)
+    """The offsets to which the turns of the epoch have given a terminal outcome."""
+
+    def __post_init__(self) -> None:
+        self.start = self.complete_to
 
     @property
     def floor(self) -> int:
@@ -157,13 +164,22 @@ class Turn:
     """The processes (by run id) that read another topic than the planned one, with the partition."""
     handed_out: set[tuple[TopicPartition, int]] = field(default_factory=set)
     """The offsets for which the handler was called."""
+    calls: list[tuple[str, TopicPartition, int]] = field(default_factory=list)
+    """Each call of the handler in order, with the process that made it."""
+
+    @property
+    def order(self) -> str:
+        """What may not overtake in the turn. At most once, nothing is held back."""
+        ordered = self.plan is not None and self.plan.settings["guarantee"] == "at_least_once"
+        return str(self.plan.settings["order"]) if ordered else "none"
 
     @property
     def once(self) -> bool:
         return self.plan is not None and self.plan.settings["guarantee"] == "at_most_once"
 
     def copy(self) -> "Turn":
-        changing = {name: getattr(self, name).copy() for name in ("stored_by", "committed", "misread", "handed_out")}
+        names = ("stored_by", "committed", "misread", "handed_out", "calls")
+        changing = {name: getattr(self, name).copy() for name in names}
         return replace(self, **changing)
 
     def failures(self) -> tuple[int, int]:

@@ -44,6 +44,7 @@ class Config:
     pattern: bool = False
     returns: bool = True
     """Whether the file names all topics again at the end."""
+    order: str = "none"
     waits: int = 0
     """`in_flight.max` of a file with an ack topic; 0: without one."""
     restores: bool = False
@@ -82,6 +83,9 @@ class Config:
             settings["max_offset_behind"] = {"offsets": self.behind[0], "policy": self.behind[1]}
         if self.has_answers:
             settings |= {"ack_topic": ACKS, "in_flight": {"timeout": TIMEOUT, "max": self.waits}}
+        if self.order != "none":
+            settings |= {"order": self.order, "audit": {"key_hash": True}}
+        if self.has_answers or self.order != "none":
             settings["kafka"] = {"connection": "memory", "group_id": GROUP, "isolation": self.isolation}
         return settings
 
@@ -99,7 +103,7 @@ class Config:
 
 
 _GUARANTEES = st.sampled_from(["at_least_once"] * 3 + ["at_most_once"] * 2 + ["no_guarantee"])
-_NO_ANSWERS = st.just(0)
+_NO_ANSWERS, _NO_ORDER = st.just(0), st.just("none")
 
 
 def _often(usual: Any, *others: Any) -> st.SearchStrategy[Any]:
@@ -110,8 +114,15 @@ def answered_configs() -> st.SearchStrategy[Config]:
     return configs(st.just("at_least_once"), st.sampled_from([2, 5, 50]))
 
 
+def ordered_configs() -> st.SearchStrategy[Config]:
+    guarantees = st.sampled_from(["at_least_once"] * 5 + ["at_most_once"])
+    return configs(guarantees, _NO_ANSWERS, st.sampled_from(["key", "key", "partition"]))
+
+
 def configs(
-    guarantees: st.SearchStrategy[str] = _GUARANTEES, waits: st.SearchStrategy[int] = _NO_ANSWERS
+    guarantees: st.SearchStrategy[str] = _GUARANTEES,
+    waits: st.SearchStrategy[int] = _NO_ANSWERS,
+    orders: st.SearchStrategy[str] = _NO_ORDER,
 ) -> st.SearchStrategy[Config]:
     """Draws all kinds of files; defaults more often than other values."""
     return st.builds(
@@ -135,6 +146,7 @@ def configs(
         behind=_often(None, None, None, (4, "skip"), (9, "fail")),
         pattern=st.booleans(),
         returns=_often(True, False),
+        order=orders,
         waits=waits,
         restores=_often(False, True),
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from ackline.ledger.offsets import TopicPartition
 from tests.chaos import plans
-from tests.chaos.account import OfAllEpochs, PartitionAccount, Rules, Turn, Waiting, broken, rows_of, spread
+from tests.chaos.account import TERMINAL, OfAllEpochs, PartitionAccount, Rules, Turn, Waiting, broken, rows_of, spread
 from tests.chaos.evidence import existing
 from tests.support.memory import TableCommit, World
 
@@ -232,6 +232,8 @@ class Epoch:
     def _take_rows(self, n: int, turn: Turn) -> None:
         """Adds the rows of a turn to the account: from now on they count."""
         self._check_operator_loss(n, turn)
+        if turn.order != "none":
+            plans.check_calls_in_order(self, n, turn)
         for tp, row in rows_of(turn.outcomes):
             if (turn.stored_by["outcomes"], tp) in turn.misread and row.attempt:
                 broken("S42", f"outcomes {n} of {tp} are of a topic that was created again meanwhile")
@@ -242,6 +244,7 @@ class Epoch:
         for tp, row in (*rows_of(turn.outcomes), *rows_of(turn.decisions)):
             if tp in self.partitions:
                 self.of_all.coverage.add(self.partitions[tp].topic_id, tp, row)
+                self.partitions[tp].settled.update(range(row.offset, row.end) if row.outcome in TERMINAL else ())
         if turn.plan is not None and turn.plan.kind in ("pause", "resume"):
             for tp in turn.plan.partitions:
                 self.partitions[tp].paused = turn.plan.kind == "pause"
@@ -251,6 +254,10 @@ class Epoch:
             self.partitions[tp].failures[row.offset] = self.rules.after_failure(row)
         elif tp in self.partitions and row.outcome == "in_flight":
             self.partitions[tp].failures[row.offset] = Waiting("in_flight", row.attempt, row.due)
+        elif tp in self.partitions and row.outcome == "held_back":
+            before = self.partitions[tp].failures.get(row.offset)
+            made = before.attempts if before is not None else 0
+            self.partitions[tp].failures[row.offset] = Waiting("held_back", made, row.handled_at)
 
     def _check_operator_loss(self, n: int, turn: Turn) -> None:
         """A turn that an operator has recorded as lost is closed by the operator, and paused if that was ordered."""

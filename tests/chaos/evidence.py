@@ -23,6 +23,8 @@ import pyarrow as pa
 
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.order import NO_KEY
+from ackline.ledger.pending import UNKNOWN_KEY
 from ackline.ledger.turns import LIVE
 from ackline.tables.schemas import TABLES
 from ackline.verify.evidence import Evidence, Log
@@ -107,7 +109,8 @@ def _outcomes(world: World, lane: str) -> Iterator[Row]:
         planned_at = world.tables.plans[turn].planned_at
         for tp, row in rows_of(files):
             yield (lane, turn.epoch, turn.n, *tp, row.offset, row.end_offset, row.attempt, row.outcome.value,
-                   row.error_class, max(row.handled_at, planned_at), row.answer)  # fmt: skip
+                   row.error_class, max(row.handled_at, planned_at), row.answer,
+                   None if row.key in (UNKNOWN_KEY, NO_KEY) else row.key)  # fmt: skip
 
 
 def _logs(

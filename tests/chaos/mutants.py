@@ -21,6 +21,7 @@ from ackline.ledger.answers import Ignored
 from ackline.ledger.commit_rule import CommitMetadata, Committed
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.offsets import OffsetRange, TopicPartition, arrays_of
+from ackline.ledger.order import Order
 from ackline.ledger.outcomes import AnswerKind, ErrorClass, Outcome, RangeRows
 from ackline.ledger.turns import (
     AnswerReport,
@@ -33,9 +34,10 @@ from ackline.ledger.turns import (
     TurnId,
     TurnKind,
 )
-from ackline.steps import decide, plan, replay, run, settle
+from ackline.steps import decide, plan, replay, run, run_plan, settle
 from ackline.worker.files import WrittenFile
 from tests.chaos.config import GROUP
+from tests.support.memory import Hook, LogRecord, World
 from tests.support.memory_adapters import MemoryJob
 from tests.support.memory_kafka import MemoryGroup
 from tests.support.memory_store import MemoryStore
@@ -342,4 +344,41 @@ ANSWER_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
         *(stale_answers_count, older_attempts_count, position_not_fenced, timeouts_before_answers),
         *(hidden_answers_time_out,),
     )
+}
+
+
+# ---- the order of calls ---------------------------------------------------------------------------------------------
+
+
+def order_ignored_by_plans(patch: pytest.MonkeyPatch) -> None:
+    """A turn reads again what is behind a record of its key that failed (I19)."""
+    real = run_plan.limits_of
+    patch.setattr(run_plan, "limits_of", lambda *args, **more: replace(real(*args, **more), order=Order.NONE))
+
+
+def waiting_ignored_by_tasks(patch: pytest.MonkeyPatch) -> None:
+    """A task holds back only what is behind a failure of its own turn (I19)."""
+    real = MemoryJob.__init__
+
+    def begin(job: MemoryJob, world: World, of_turn: Any, hook: Hook) -> None:
+        real(job, world, replace(of_turn, waiting={}), hook)
+
+    patch.setattr(MemoryJob, "__init__", begin)
+
+
+def failures_hold_nothing_back(patch: pytest.MonkeyPatch) -> None:
+    """A task holds back only what is behind a failure of an earlier turn (I19)."""
+    real = MemoryJob._in_order
+
+    def in_order(job: MemoryJob, tp: TopicPartition, record: LogRecord, attempt: int) -> OutcomeRow:
+        before = dict(job._behind.get(tp, {}))
+        row = real(job, tp, record, attempt)
+        job._behind[tp] = before
+        return row
+
+    patch.setattr(MemoryJob, "_in_order", in_order)
+
+
+ORDER_MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
+    mutant.__name__: mutant for mutant in (order_ignored_by_plans, waiting_ignored_by_tasks, failures_hold_nothing_back)
 }

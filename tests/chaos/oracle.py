@@ -208,6 +208,7 @@ class Oracle:
             if call.offset < self._passed.get((call.topic_id, call.tp), 0):
                 broken("I7", f"{call.run_id} hands out {call.tp} {call.offset}, which a newer copy has committed over")
         turn.handed_out.add((call.tp, call.offset))
+        turn.calls.append((call.run_id, call.tp, call.offset))
         is_other = call.offset >= self.of_all.cut_since(turn.planned_at, call.topic_id, call.tp)
         if call.topic_id != planned.topic_id or is_other:
             turn.misread.add((call.run_id, call.tp))  # the topic was created again while it was read: no row may count

@@ -4,7 +4,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ackline.ledger.offsets import TopicPartition
-from tests.chaos.account import PartitionAccount, Turn, broken, spread, subscribed
+from tests.chaos.account import TERMINAL, PartitionAccount, Turn, broken, rows_of, spread, subscribed
+from tests.chaos.evidence import existing
 
 if TYPE_CHECKING:
     from tests.chaos.epoch import Epoch
@@ -79,13 +80,17 @@ def _check_run(epoch: "Epoch", n: int, plan: Any) -> None:
         _check_unread(n, tp, account, planned, plan.settings)
         _check_fresh(epoch, n, tp, account, planned, plan.settings)
         attempts = spread(planned.retries)
+        order = epoch.turns[n].order
         for offset, attempt in attempts.items():
             _check_retry(n, tp, account, offset, attempt, plan.planned_at)
+            if order != "none":
+                _check_reads_in_order(epoch, n, tp, offset, order)
         retries, total = retries + len(attempts), total + len(attempts) + len(planned.fresh)
         if planned.why not in UNREAD:
             due += sum(
                 waiting.kind == "retry" and waiting.due is not None and waiting.due <= plan.planned_at
-                for waiting in account.pending.values()
+                for offset, waiting in account.pending.items()
+                if order == "none" or offset == account.floor
             )
     limit = plan.settings["max_records_per_run"]
     if total > limit:
@@ -152,10 +157,50 @@ def _check_retry(
     n: int, tp: TopicPartition, account: PartitionAccount, offset: int, attempt: int, planned_at: Any
 ) -> None:
     waiting = account.pending.get(offset)
-    if waiting is None or waiting.kind != "retry" or waiting.attempts != attempt - 1:
+    if waiting is None or waiting.kind not in ("retry", "held_back") or waiting.attempts != attempt - 1:
         broken("I5", f"plan {n} has attempt {attempt} at {tp} {offset}, where {waiting} is pending")
-    if waiting.due is None or waiting.due > planned_at:
+    if waiting.kind == "retry" and (waiting.due is None or waiting.due > planned_at):
         broken("I5", f"plan {n} has attempt {attempt} at {tp} {offset} at {planned_at}, due is {waiting.due}")
+
+
+def _keys(epoch: "Epoch", tp: TopicPartition, order: str) -> dict[int, bytes | None]:
+    """Returns the key of each record that a lane may read, which has the order; None for one without an order."""
+    log = epoch.world.log_of(epoch.partitions[tp].topic_id, tp)
+    records = [log.written[offset] for offset in existing(log, epoch.rules.isolation)] if log is not None else []
+    return {record.offset: b"" if order == "partition" else record.key for record in records}
+
+
+def _check_reads_in_order(epoch: "Epoch", n: int, tp: TopicPartition, offset: int, order: str) -> None:
+    """With an order, no turn reads what is behind a record of its key that failed: it would read it in vain."""
+    keys, pending = _keys(epoch, tp, order), epoch.partitions[tp].pending
+    behind = [o for o, waiting in pending.items() if o < offset and waiting.kind != "held_back"]
+    if first := [o for o in behind if keys.get(offset) is not None and keys.get(o) == keys.get(offset)]:
+        broken("I19", f"plan {n} reads {tp} {offset}, which waits for {first} of the same key")
+
+
+def check_calls_in_order(epoch: "Epoch", n: int, turn: Turn) -> None:
+    """I19: no call of a key begins before each lower record of the key is settled, by turns before this one, or by the
+    row of an earlier call in this one.
+
+    The calls of a process whose outcomes do not count are no calls of the turn.
+    """
+    for tp, account in epoch.partitions.items():
+        process = turn.stored_by.get("outcomes")
+        is_other_log = any(cut.tp == tp for cut in epoch.of_all.cuts)
+        calls = [offset for run_id, of_tp, offset in turn.calls if (run_id, of_tp) == (process, tp)]
+        if not calls or is_other_log or (process, tp) in turn.misread:
+            continue
+        keys, settled = _keys(epoch, tp, turn.order), set(account.settled)
+        rows = [row for of_tp, row in rows_of(turn.outcomes) if of_tp == tp and row.outcome in TERMINAL]
+        taken = [row for of_tp, row in rows_of(turn.decisions) if of_tp == tp]
+        for row in taken:  # retention had taken these before the turn read
+            settled.update(range(row.offset, row.end) if row.outcome in ("expired", "compacted") else ())
+        ended = {row.offset for row in rows}
+        for offset in calls:
+            settled |= {o for o in ended if o < offset and (o not in calls or calls.index(o) < calls.index(offset))}
+            lower = [o for o, key in keys.items() if account.start <= o < offset and key == keys.get(offset)]
+            if keys.get(offset) is not None and (early := [o for o in lower if o not in settled]):
+                broken("I19", f"turn {n} calls the handler for {tp} {offset} before {early} of its key are settled")
 
 
 def is_about_pending(planned: Any) -> bool:

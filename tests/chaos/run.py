@@ -19,6 +19,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.chaos.answered_machine import AnsweredMachine
 from tests.chaos.machine import ChaosMachine
+from tests.chaos.ordered_machine import OrderedMachine
 
 STEPS_A_WORLD = 50
 WORLDS_A_BATCH = 100
@@ -69,7 +70,7 @@ def main(arguments: list[str]) -> int:
     print(f"seed {options.seed}", flush=True)
     began = time.monotonic()
     try:
-        taken = explore(options.steps, options.seed, machines=(ChaosMachine, AnsweredMachine))
+        taken = explore(options.steps, options.seed, machines=(ChaosMachine, AnsweredMachine, OrderedMachine))
     except Exception as error:
         traceback.print_exception(error)
         print(f"seed {options.seed}: {error}", file=sys.stderr)

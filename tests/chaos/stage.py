@@ -178,7 +178,10 @@ class Stage(RuleBasedStateMachine):
             self.records += 1
             value = None if order is None else json.dumps({**order, "n": self.records}).encode()
             headers = (("trace", b"%d" % self.records),)
-            log.append(value, self.world.now, key=b"%d" % (self.records % 5), headers=headers, open_=open_)
+            # Two keys, so that most records follow another one; and with an order some records have none.
+            key = b"%d" % (self.records % 5 if self.config.order == "none" else self.records % 2)
+            has_none = self.config.order != "none" and self.records % 7 == 0
+            log.append(value, self.world.now, key=None if has_none else key, headers=headers, open_=open_)
 
     # ---- the end --------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ import pytest
 from tests.chaos.account import Violation
 from tests.chaos.answered_machine import AnsweredMachine
 from tests.chaos.machine import ChaosMachine
-from tests.chaos.mutants import ANSWER_MUTANTS, MUTANTS, OTHERS
+from tests.chaos.mutants import ANSWER_MUTANTS, MUTANTS, ORDER_MUTANTS, OTHERS
+from tests.chaos.ordered_machine import OrderedMachine
 from tests.chaos.run import explore
 
 SEED = 20_260_301
@@ -30,16 +31,22 @@ def test_i1_to_i12_hold_while_answers_come_from_outside_early_late_doubled_and_f
     assert explore(steps, SEED, shrink=False, machines=[AnsweredMachine]) >= steps
 
 
+@pytest.mark.parametrize("steps", ANSWERED_STEPS)
+def test_i19_holds_while_files_with_another_order_are_deployed_and_runs_overtake_each_other(steps: int) -> None:
+    assert explore(steps, SEED, shrink=False, machines=[OrderedMachine]) >= steps
+
+
 @pytest.mark.parametrize(
     ("mutant", "seed"),
     [
-        *((name, QUICK.get(name, 1)) for name in MUTANTS | OTHERS | ANSWER_MUTANTS),
+        *((name, QUICK.get(name, 1)) for name in MUTANTS | OTHERS | ANSWER_MUTANTS | ORDER_MUTANTS),
         *(pytest.param(name, seed, marks=pytest.mark.release) for name in MUTANTS for seed in (2, 3)),
     ],
 )
 def test_a_rule_that_is_broken_on_purpose_is_noticed(mutant: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    (MUTANTS | OTHERS | ANSWER_MUTANTS)[mutant](monkeypatch)
+    (MUTANTS | OTHERS | ANSWER_MUTANTS | ORDER_MUTANTS)[mutant](monkeypatch)
     machine = AnsweredMachine if mutant in ANSWER_MUTANTS else ChaosMachine
+    machine = OrderedMachine if mutant in ORDER_MUTANTS else machine
     with pytest.raises(Violation):
         explore(CAUGHT_WITHIN, seed, shrink=False, machines=[machine])
 

@@ -34,11 +34,11 @@ CEILINGS = {
     "ui": 2_508,
     "local": 2_262,
     "cli": 4_325,
-    "verify": 2_750,
+    "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 58_473
-TESTS_CEILING = 71_399
+PACKAGE_CEILING = 58_550
+TESTS_CEILING = 71_689
 
 
 def lines(files: "list[Path]") -> int:

@@ -1,6 +1,7 @@
 """The adapters of a pipeline over a `World`: all that the steps need, with a reader of its logs in place of Spark."""
 
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from ackline.ledger.backoff import parse_duration
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.metrics import FetchTimes
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRanges
+from ackline.ledger.order import NO_KEY, WHOLE_PARTITION, Order
 from ackline.ledger.outcomes import UNIX_EPOCH, ErrorClass, Outcome, timestamp_of
+from ackline.ledger.pending import UNKNOWN_KEY
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.functions import load_partition_filter
 from ackline.pipeline.pipeline import Pipeline
@@ -141,6 +144,8 @@ class MemoryJob:
         self._world, self._job, self._hook = world, job, hook
         self._turn = job.target.turn
         self._calls = 0
+        self._behind = {tp: dict(waiting.behind) for tp, waiting in job.waiting.items()}
+        """By partition: the lowest offset of each key that holds its later ones back."""
 
     def run(self) -> "ReplayResult":
         """Does what `ackline.spark.job.run_replay` does. Raises RangeGone if a log no longer holds its range."""
@@ -148,11 +153,12 @@ class MemoryJob:
 
         # Each key becomes a file; its last part: whether the rows are of retries.
         rows: dict[tuple[TopicPartition, Outcome, bool], list[OutcomeRow]] = {}
-        for tp, planned in sorted(self._job.fresh.items()):
-            for row in self._fresh(tp, planned):
-                rows.setdefault((tp, row.outcome, False), []).append(row)
-        for tp, row in self._retries():
-            rows.setdefault((tp, row.outcome, True), []).append(row)
+        fresh = ((tp, row) for tp, planned in sorted(self._job.fresh.items()) for row in self._fresh(tp, planned))
+        reads = [(False, fresh), (True, self._retries())]
+        # With an order all that a partition tries again comes before what it has not read.
+        for is_retry, found in reads if self._job.settings.order is Order.NONE else reversed(reads):
+            for tp, row in found:
+                rows.setdefault((tp, row.outcome, is_retry), []).append(row)
         if next_fault(self._world.faults.jobs):
             raise TransientError("Spark did not get through; the same step may succeed later")
         kept = rows.items() if self._job.settings.record_outcomes else ()
@@ -178,7 +184,7 @@ class MemoryJob:
                 raise FatalError("the Spark job failed (TimeoutException)")
             record = log.record(offset, self._job.kafka.isolation_level)
             if record is not None:
-                yield self._handled(tp, record, 1)
+                yield self._in_order(tp, record, 1)
 
     def _retries(self) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
         attempts = {tp: _spread(runs) for tp, runs in sorted(self._job.retries.items())}
@@ -191,7 +197,23 @@ class MemoryJob:
                 continue
             log = self._world.log(tp)
             assert log is not None
-            yield tp, self._handled(tp, log.written[answer.offset], attempts[tp][answer.offset])
+            yield tp, self._in_order(tp, log.written[answer.offset], attempts[tp][answer.offset])
+
+    def _in_order(self, tp: TopicPartition, record: LogRecord, attempt: int) -> OutcomeRow:
+        """Returns the outcome of a record, which is held back if a lower one of its key is not settled."""
+        order, waiting = self._job.settings.order, self._job.waiting.get(tp)
+        stored = UNKNOWN_KEY
+        if order is Order.KEY:
+            stored = NO_KEY if record.key is None else zlib.crc32(record.key)
+        is_whole = order is Order.PARTITION or (waiting is not None and waiting.whole and stored != NO_KEY)
+        key, behind = WHOLE_PARTITION if is_whole else stored, self._behind.setdefault(tp, {})
+        skipped = record.value is None and not self._job.settings.deliver_tombstones
+        if not skipped and behind.get(key, record.offset) < record.offset:
+            return OutcomeRow(record.offset, 0, Outcome.HELD_BACK, self._now(), key=stored)
+        row = self._handled(tp, record, attempt)._replace(key=stored)
+        if not row.outcome.terminal and order is not Order.NONE and key != NO_KEY:
+            behind[key] = min(behind.get(key, record.offset), record.offset)
+        return row
 
     def _handled(self, tp: TopicPartition, record: LogRecord, attempt: int) -> OutcomeRow:
         if record.value is None and not self._job.settings.deliver_tombstones:

@@ -14,6 +14,7 @@ from ackline.ledger.commit_rule import stamp_of
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.offsets import Ranges, TopicPartition, union
 from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns, is_of_class
+from ackline.ledger.pending import UNKNOWN_KEY
 from ackline.ledger.turns import (
     LIVE,
     AnswerReport,
@@ -274,5 +275,5 @@ class MemoryStore(LedgerStore):
                     counts.setdefault(tp, Counter())[row.outcome.value] += row.end - row.offset
                 fresh[tp] += sum(row.attempt == 1 and not row.answer for row in written)
                 kept = (row for row in written if not file.counted or row.offset < singles.get(tp, 0))
-                rows.setdefault(tp, []).extend(kept)
+                rows.setdefault(tp, []).extend(kept if keys else (row._replace(key=UNKNOWN_KEY) for row in kept))
         return TurnOutcomes(rows, counts, fresh)

@@ -36,8 +36,8 @@ def miscount(history: History) -> None:
     violation(lambda h: h.find(1, 4).update(attempt=0),
               "I4 orders[0] offset 4: has the outcome of an attempt (acked, failed, dropped or in_flight), but no "
               "attempt number"),
-    violation(lambda h: h.find(2, 3, 0).update(attempt=2), "I4 orders[0] offset 3: has an outcome that no attempt can "
-              "have (dead, expired, compacted or lost), but an attempt number"),
+    violation(lambda h: h.find(2, 3, 0).update(attempt=2), "I4 orders[0] offset 3: has an outcome of no attempt "
+              "(dead, expired, compacted, lost or held_back), but an attempt number"),
     violation(ack_a_range,
               "I4 orders[0] offset 8: has an end_offset that its outcome or its attempt number does not allow"),
     violation(lambda h: h.outcomes.append(outcome(2, 8, 0, "expired", end_offset=8)),

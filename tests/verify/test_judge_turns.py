@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from ackline.verify.evidence import DeadLetter
 from tests.verify.fabricated import (
     AT_MOST_ONCE,
     Change,
@@ -192,3 +193,78 @@ def test_a_turn_that_was_to_keep_no_rows_and_kept_some_is_judged_by_them_i4() ->
     assert history.violations() == []
     history.outcomes.remove(history.find(1, 4))
     assert any(line.startswith("I4 orders[0] offset 4") for line in history.violations())
+
+
+BY_KEY = json.dumps({"guarantee": "at_least_once", "order": "key", "max_uncommitted": 100})
+
+
+def ordered(order: str = BY_KEY) -> History:
+    """Return the history of records of two keys: 0 and 2 are of one, 1 is of the other, and 3 has none.
+
+    0 fails in turn 1 and is acked in turn 2, so 2 is held back in turn 1 and called in turn 2.
+    """
+    history = History(records=[0, 1, 2, 3], log_end=4, committed=4, letters=[])
+    history.outcomes = [
+        outcome(1, 0, 1, "failed", key_hash64=-1), outcome(1, 1, 1, "acked", key_hash64=8),
+        outcome(1, 2, 0, "held_back", key_hash64=-1), outcome(1, 3, 1, "acked"),
+        outcome(2, 0, 2, "acked", key_hash64=-1), outcome(2, 2, 1, "acked", key_hash64=-1),
+    ]  # fmt: skip
+    history.plans = [plan(1, 0, 4, settings=order), plan(2, 4, 4, settings=order)]
+    held = retry(2, 3, 0, after_noon(60)) | {"kind": "held_back"}
+    history.settlements = [genesis(), settlement(1, 0, 0, 4, retry(0, 1, 1, after_noon(100)), held)]
+    history.settlements.append(settlement(2, 0, 4, 4))
+    history.calls = [(0, 1), (1, 1), (3, 1), (0, 2), (2, 1)]
+    return history
+
+
+EARLY = "I19 orders[0] offset 2: has an attempt in a turn that began before each lower record of its key was settled"
+
+
+def test_i19_what_was_held_back_and_is_called_in_the_turn_that_settles_the_record_before_it_holds() -> None:
+    assert ordered().violations() == []
+    assert ordered(json.dumps({"guarantee": "at_least_once", "order": "none"})).violations() == []
+
+
+def test_i19_a_call_of_a_key_before_a_lower_record_of_it_is_settled_is_named() -> None:
+    history = ordered()
+    history.find(2, 0, 2).update(turn=3, handled_at=after_noon(180))
+    history.plans.append(plan(3, 4, 4, settings=BY_KEY))
+    history.settlements[2] = settlement(2, 0, 0, 4, retry(0, 1, 1, after_noon(100)))
+    history.settlements.append(settlement(3, 0, 4, 4))
+    history.turn = 3
+    assert history.violations() == [EARLY]
+
+
+@pytest.mark.parametrize("word", ["dead", "acked"])
+def test_i19_a_dead_letter_or_an_answer_of_the_same_turn_comes_too_late(word: str) -> None:
+    history = ordered()
+    if word == "dead":
+        history.find(2, 0, 2).update(outcome="failed")
+        history.outcomes.append(outcome(2, 0, 0, "dead"))
+        history.letters = [DeadLetter("live", 0, "orders", 0, 0, "digest")]
+    else:
+        history.find(2, 0, 2).update(outcome="in_flight")
+        history.outcomes.append(outcome(2, 0, 2, "acked", answer="ack"))
+    assert history.violations() == [EARLY]
+
+
+def test_i19_an_order_by_partition_is_judged_without_keys() -> None:
+    by_partition = json.dumps({"guarantee": "at_least_once", "order": "partition"})
+    found = ordered(by_partition).violations()
+    assert [sentence.split(":")[0] for sentence in found] == ["I19 orders[0] offset 1", "I19 orders[0] offset 3"]
+
+
+def test_a_record_that_was_held_back_with_an_attempt_or_twice_in_a_turn_is_named() -> None:
+    history = ordered()
+    history.outcomes.append(outcome(1, 2, 0, "held_back", key_hash64=-1))
+    assert "I9 orders[0] offset 2: the same attempt and outcome are stored twice" in history.violations()
+    history.outcomes.pop()
+    history.find(1, 2, 0).update(attempt=1)
+    assert any("held_back), but an attempt number" in sentence for sentence in history.violations())
+
+
+def test_i11_a_first_attempt_that_was_neither_planned_nor_held_back_before_is_named() -> None:
+    history = ordered()
+    history.outcomes = [row for row in history.outcomes if row["outcome"] != "held_back"]
+    named = "I11 orders[0] offset 2: has a first attempt in a turn whose plan does not contain it"
+    assert named in history.violations()

@@ -136,6 +136,7 @@ PARTITION_RULES: tuple[Callable[[PartitionHistory, Findings], None], ...] = (
     judge_outcomes.check_counts_match_rows,
     judge_outcomes.check_counts_match_records,
     judge_turns.check_plans_stay_in_window,
+    judge_turns.check_calls_are_in_order,
     judge_outcomes.check_only_received_records_are_handled,
     judge_endings.check_outcomes_are_of_chosen_offsets,
     judge_endings.check_each_chosen_offset_is_counted_once,

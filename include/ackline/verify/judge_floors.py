@@ -71,10 +71,11 @@ def check_pending_offsets_after_each_turn(partition: PartitionHistory, found: Fi
     unsettled = turns.where(waited)
     for settlement in partition.settlements:
         turn, pending = settlement.turn, settlement.pending
-        unread = pending.where(pending.attempts == 0)
+        is_unread = (pending.attempts == 0) & ~pending.held
+        unread = pending.where(is_unread)
         early = turns.offset[(unread.count_covering(turns.offset) > 0) & (turns.first <= turn)]
         found.add_offsets("I4", f"is pending as unread after turn {turn}, but has an outcome", partition.tp, early)
-        pending = pending.where(pending.attempts != 0)
+        pending = pending.where(~is_unread)
         is_pending = pending.count_covering(unsettled.offset) > 0
         must_be = (unsettled.first <= turn) & (turn < unsettled.settled)
         what = f"has failed and is not settled, but is not pending after turn {turn}"

@@ -10,6 +10,7 @@ from ackline.verify.evidence import NEVER, Findings, Mask, count_covering, slice
 from ackline.verify.lane_history import LaneHistory, PartitionHistory
 from ackline.verify.rows import (
     FAILED,
+    HELD_BACK,
     IN_FLIGHT,
     OF_ATTEMPTS,
     OF_DECISIONS,
@@ -28,7 +29,7 @@ def check_rows_are_well_formed(partition: PartitionHistory, found: Findings) -> 
     what = "has the outcome of an attempt (acked, failed, dropped or in_flight), but no attempt number"
     found.add_offsets("I4", what, tp, rows.offset[wrong])
     wrong = np.isin(rows.outcome, OF_DECISIONS) & (rows.attempt != 0)
-    what = "has an outcome that no attempt can have (dead, expired, compacted or lost), but an attempt number"
+    what = "has an outcome of no attempt (dead, expired, compacted, lost or held_back), but an attempt number"
     found.add_offsets("I4", what, tp, rows.offset[wrong])
     is_range, allowed = rows.end != rows.offset + 1, (rows.attempt == 0) & np.isin(rows.outcome, OF_RANGES)
     what = "has an end_offset that its outcome or its attempt number does not allow"
@@ -42,6 +43,7 @@ def check_no_outcome_is_stored_twice(partition: PartitionHistory, found: Finding
     same = np.ones(max(len(rows.offset) - 1, 0), dtype=np.bool_)
     for column in (rows.offset, rows.attempt, rows.outcome, rows.end):
         same &= np.diff(column) == 0
+    same &= (rows.outcome[1:] != HELD_BACK) | (np.diff(rows.turn) == 0)  # a record may be held back in many turns
     found.add_offsets("I9", "the same attempt and outcome are stored twice", partition.tp, rows.offset[1:][same])
 
 
@@ -177,10 +179,11 @@ def check_attempts_within_limit(partition: PartitionHistory, max_retries: int, f
 def check_retries_were_pending_and_due(partition: PartitionHistory, found: Findings) -> None:
     """I5: each retry was pending after the turn before, as the next attempt, and did not begin before it was due.
 
-    A single offset of a backfill lane is pending before its first attempt, too.
+    A single offset of a backfill lane is pending before its first attempt, too, and so is what was held back.
     """
-    tried = partition.outcomes.attempts
-    retries = tried if partition.reads_single_offsets else tried.where(tried.attempt > 1)
+    tried, held_back = partition.outcomes.attempts, partition.outcomes.held_back.offset
+    again = (tried.attempt > 1) | np.isin(tried.offset, held_back)
+    retries = tried if partition.reads_single_offsets else tried.where(again)
     for turn in np.unique(retries.turn).tolist():
         before = partition.settlements_before(turn)
         if before:
@@ -195,10 +198,11 @@ def _check_retries(partition: PartitionHistory, retries: OutcomeRows, pending: P
         return
     index = np.maximum(np.searchsorted(pending.start, retries.offset, "right") - 1, 0)
     inside = (pending.start[index] <= retries.offset) & (retries.offset < pending.end[index])
-    known = inside & pending.retry[index] & (pending.attempts[index] == retries.attempt - 1)
+    held = pending.held[index]
+    known = inside & (pending.retry[index] | held) & (pending.attempts[index] == retries.attempt - 1)
     what = "was retried, but no retry with its number of attempts was pending"
     found.add_offsets("I5", what, partition.tp, retries.offset[~known])
-    early = known & (retries.handled_at < pending.due[index])
+    early = known & ~held & (retries.handled_at < pending.due[index])
     found.add_offsets("I5", "was retried before its due time", partition.tp, retries.offset[early])
 
 

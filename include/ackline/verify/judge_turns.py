@@ -12,8 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from ackline.verify.evidence import (
+    NEVER,
     Evidence,
     Findings,
+    Ints,
     Log,
     TopicPartition,
     count_covering,
@@ -23,7 +25,7 @@ from ackline.verify.evidence import (
 )
 from ackline.verify.judge_floors import own_turn
 from ackline.verify.lane_history import LaneHistory, PartitionHistory
-from ackline.verify.rows import OF_RANGES
+from ackline.verify.rows import DEAD, OF_RANGES
 
 
 class EpochTurns(NamedTuple):
@@ -124,10 +126,11 @@ def check_settlements_cover_every_partition(lane: LaneHistory, found: Findings) 
 def check_plans_stay_in_window(partition: PartitionHistory, found: Findings) -> None:
     """I8: at least once, no turn plans so many fresh offsets that more than `max_uncommitted` are above the floor.
 
-    Records above the floor are those with a first attempt. Each fresh offset may be a record, so it counts as one.
+    Records above the floor are those with a first attempt, or that were held back. Each fresh offset may be a record,
+    so it counts as one.
     """
     rows = partition.outcomes.attempts
-    read = rows.offset[rows.attempt == 1]
+    read = np.union1d(rows.offset[rows.attempt == 1], partition.outcomes.held_back.offset)
     turns = [settlement.turn for settlement in partition.settlements]
     for plan in partition.plans:
         window, before = plan.settings.get("max_uncommitted"), bisect_left(turns, plan.turn)
@@ -175,7 +178,10 @@ def check_nothing_is_passed_over(partition: PartitionHistory, found: Findings) -
 
 
 def check_first_attempts_are_planned(partition: PartitionHistory, found: Findings) -> None:
-    """I11: a turn makes first attempts only of offsets in its plan, so a late process cannot add its own range."""
+    """I11: a turn makes first attempts only of offsets in its plan, so a late process cannot add its own range.
+
+    What was held back in an earlier turn is read again like a retry: `check_retries_were_pending_and_due` judges it.
+    """
     plans = {plan.turn: plan for plan in partition.plans if plan.kind == "run"}
     rows = partition.outcomes.attempts
     first = rows.where(rows.attempt == 1)
@@ -185,8 +191,50 @@ def check_first_attempts_are_planned(partition: PartitionHistory, found: Finding
     for turn in turns.tolist() if partition.reads_single_offsets else ():
         own = first.turn == turn
         outside[own] &= count_covering(first.offset[own], *to_ranges(plans[turn].first if turn in plans else ())) == 0
+    held_back = partition.outcomes.held_back
+    begun, found_at = np.unique(held_back.offset, return_index=True)  # the first row of an offset is of its first turn
+    if len(begun):
+        at = np.minimum(np.searchsorted(begun, first.offset), len(begun) - 1)
+        outside &= (begun[at] != first.offset) | (held_back.turn[found_at][at] >= first.turn)
     unplanned = first.offset[outside]
     found.add_offsets("I11", "has a first attempt in a turn whose plan does not contain it", partition.tp, unplanned)
+
+
+def check_calls_are_in_order(partition: PartitionHistory, found: Findings) -> None:
+    """I19: in a turn with an order, no attempt comes before each lower record of its key is settled.
+
+    An earlier turn has settled it, or the same turn by an attempt at it, or because it is gone. A dead letter and an
+    answer from outside come after the calls of their turn. A record that no turn has read is none. Which key a record
+    has is known from any row of it.
+    """
+    orders = {plan.turn: plan.order for plan in partition.plans if plan.order != "none"}
+    rows = partition.outcomes.attempts
+    for order in sorted(set(orders.values())):
+        known = partition.outcomes.where(partition.outcomes.keyed | (order == "partition"))
+        offsets, first = np.unique(known.offset, return_index=True)
+        keys = known.key[first] if order == "key" else np.zeros(len(offsets), np.int64)
+        by_key = np.lexsort((offsets, keys))
+        released = _released(partition, offsets)[by_key]
+        begins = np.diff(keys[by_key], prepend=keys[by_key][:1] - 1) != 0
+        begins[:1] = True
+        before = np.empty(len(offsets), np.int64)
+        for group in np.split(np.arange(len(offsets)), np.flatnonzero(begins)[1:]):
+            before[by_key[group]] = np.maximum.accumulate(np.concatenate([[-1], released[group]]))[:-1]
+        turns = [turn for turn, of_turn in orders.items() if of_turn == order]
+        called = rows.where(np.isin(rows.turn, turns) & ~rows.uncalled & np.isin(rows.offset, offsets))
+        early = before[np.searchsorted(offsets, called.offset)] > 2 * called.turn
+        what = "has an attempt in a turn that began before each lower record of its key was settled"
+        found.add_offsets("I19", what, partition.tp, called.offset[early])
+
+
+def _released(partition: PartitionHistory, offsets: Ints) -> Ints:
+    """Return from when on each offset holds nothing back: twice the turn that settled it, and one more if it did so
+    after its calls; NEVER if none did."""
+    turns, terminal = partition.offset_turns, partition.outcomes.terminal
+    settled = turns.settled[np.searchsorted(turns.offset, offsets)]
+    ended = terminal.where(terminal.answered | (terminal.outcome == DEAD))
+    after = np.isin(offsets, ended.offset)
+    return np.where(settled == NEVER, NEVER, np.where(settled == NEVER, 0, settled) * 2 + after)
 
 
 def check_no_turn_is_open(lane: LaneHistory, found: Findings) -> None:

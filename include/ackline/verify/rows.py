@@ -13,13 +13,13 @@ import pyarrow as pa
 from ackline.verify.evidence import EMPTY, NEVER, Ints, Mask, TopicPartition, count_covering, to_codes, to_ints
 
 TERMINAL = ("acked", "skipped", "dropped", "dead", "expired", "compacted", "lost")
-OUTCOMES = (*TERMINAL, "failed", "in_flight")
+OUTCOMES = (*TERMINAL, "failed", "in_flight", "held_back")
 """An outcome's code is its index here: a code from 0 to below FAILED is a terminal outcome."""
 FAILED, DEAD, LOST = OUTCOMES.index("failed"), OUTCOMES.index("dead"), OUTCOMES.index("lost")
 ACKED = OUTCOMES.index("acked")
-IN_FLIGHT = OUTCOMES.index("in_flight")
+IN_FLIGHT, HELD_BACK = OUTCOMES.index("in_flight"), OUTCOMES.index("held_back")
 OF_ATTEMPTS = [OUTCOMES.index(word) for word in ("acked", "failed", "dropped", "in_flight")]
-OF_DECISIONS = [OUTCOMES.index(word) for word in ("dead", "expired", "compacted", "lost")]
+OF_DECISIONS = [OUTCOMES.index(word) for word in ("dead", "expired", "compacted", "lost", "held_back")]
 OF_RANGES = [OUTCOMES.index(word) for word in ("skipped", "expired", "lost")]
 ERROR_CLASSES = ("Dead", "Tombstone", "Undecodable", "Unmatched", "Skip")
 
@@ -58,7 +58,7 @@ class OutcomeRows(Columns):
     `outcome` is an index in OUTCOMES; −1 is an unknown word. `end` is `offset + 1` for a row of a single record.
     `raised_dead`: the handler raised Dead. `uncalled`: no handler was called, because the record is a tombstone, was
     not decoded, or belongs to no stream. `raised_skip`: the handler or a step raised Skip. `answered`: the row ends or
-    renews an attempt in flight, and is no attempt itself.
+    renews an attempt in flight, and is no attempt itself. `key` is a hash of the record's key where `keyed`.
     """
 
     turn: Ints
@@ -67,10 +67,12 @@ class OutcomeRows(Columns):
     attempt: Ints
     outcome: Ints
     handled_at: Ints
+    key: Ints
     raised_dead: Mask
     uncalled: Mask
     raised_skip: Mask
     answered: Mask
+    keyed: Mask
 
     @property
     def terminal(self) -> "OutcomeRows":
@@ -83,12 +85,17 @@ class OutcomeRows(Columns):
         return self.where((self.attempt >= 1) & ~self.answered)
 
     @property
+    def held_back(self) -> "OutcomeRows":
+        """The rows of records that waited for a lower one of their key. They are no attempts."""
+        return self.where(self.outcome == HELD_BACK)
+
+    @property
     def failures(self) -> "OutcomeRows":
         """The rows of attempts that failed, by themselves or by an answer from outside."""
         return self.where((self.attempt >= 1) & (self.outcome == FAILED))
 
 
-NO_ROWS = OutcomeRows(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, *(EMPTY == 0 for _ in range(4)))
+NO_ROWS = OutcomeRows(EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, *(EMPTY == 0 for _ in range(5)))
 
 
 def split_outcomes(table: pa.Table, topics: Sequence[str]) -> Mapping[tuple[int, TopicPartition], OutcomeRows]:
@@ -97,11 +104,11 @@ def split_outcomes(table: pa.Table, topics: Sequence[str]) -> Mapping[tuple[int,
     topic, partition = to_codes(table["topic"], topics), to_ints(table["partition"])
     end, error = to_ints(table["end_offset"]), to_codes(table["error_class"], ERROR_CLASSES)
     kinds = error == 0, (error >= 1) & (error <= 3), error == 4
-    answered = np.zeros(table.num_rows, np.bool_)
-    if "answer" in table.column_names:  # not in a table of an earlier version, which knew no records in flight
-        answered = np.asarray(table["answer"].is_valid().to_numpy(), dtype=np.bool_)
+    # A table of an earlier version has neither: it knew no records in flight, or no hashes of keys.
+    answered, keyed = (_is_known(table, name) for name in ("answer", "key_hash64"))
+    key = to_ints(table["key_hash64"]) if keyed.any() else np.zeros(table.num_rows, np.int64)
     rows = OutcomeRows(turn, offset, np.where(end < 0, offset + 1, end), attempt, to_codes(table["outcome"], OUTCOMES),
-                       to_ints(table["handled_at"]), *kinds, answered)  # fmt: skip
+                       to_ints(table["handled_at"]), key, *kinds, answered, keyed)  # fmt: skip
     order = np.lexsort((turn, attempt, offset, partition, topic, epoch))
     keys = np.stack([epoch[order], topic[order], partition[order]])
     cuts = np.flatnonzero((np.diff(keys, axis=1) != 0).any(axis=0)) + 1
@@ -111,6 +118,13 @@ def split_outcomes(table: pa.Table, topics: Sequence[str]) -> Mapping[tuple[int,
         (int(epoch[i]), TopicPartition(topics[int(topic[i])], int(partition[i]))): rows.where(part)
         for i, part in zip(first, parts, strict=True)
     }
+
+
+def _is_known(table: pa.Table, name: str) -> Mask:
+    """Return whether each row has a value in a column, which the table may lack."""
+    if name not in table.column_names:
+        return np.zeros(table.num_rows, np.bool_)
+    return np.asarray(table[name].is_valid().to_numpy(), dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +178,14 @@ EpochPartition = tuple[int, TopicPartition]
 class Pending(Ranges):
     """Pending offsets of one partition, as sorted ranges of equal state.
 
-    `due` is in microseconds since 1970. `retry`: the handler will be called again; otherwise a dead letter is due.
+    `due` is in microseconds since 1970. `retry`: the handler will be called again; `held`: it will be called once a
+    lower record is settled. Otherwise a dead letter or an answer is due.
     """
 
     attempts: Ints
     due: Ints
     retry: Mask
+    held: Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +231,12 @@ class PlannedRange:
     def at_most_once(self) -> bool:
         """Whether the turn was planned under the guarantee `at_most_once`."""
         return self.settings.get("guarantee") == "at_most_once"
+
+    @property
+    def order(self) -> str:
+        """What may not overtake in the turn; none under a guarantee that leaves nothing pending."""
+        ordered = self.kind == "run" and self.settings.get("guarantee") == "at_least_once"
+        return str(self.settings.get("order") or "none") if ordered else "none"
 
     @property
     def hands_out_once(self) -> bool:
@@ -269,7 +291,8 @@ def _pending_of_all_rows(column: Any) -> tuple[Ints, Pending]:
     names = [fields.type.field(i).name for i in range(fields.type.num_fields)]
     flat = {name: fields.field(i) for i, name in enumerate(names)}
     start, end, attempts, due = (to_ints(flat[name]) for name in ("start_offset", "end_offset", "attempts", "due"))
-    return to_ints(column.offsets), Pending(start, end, attempts, due, to_codes(flat["kind"], ["retry"]) == 0)
+    kinds = to_codes(flat["kind"], ["retry", "held_back"])
+    return to_ints(column.offsets), Pending(start, end, attempts, due, kinds == 0, kinds == 1)
 
 
 def split_plans(rows: Iterable[Mapping[str, Any]]) -> dict[EpochPartition, list[PlannedRange]]:
