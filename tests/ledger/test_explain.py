@@ -4,17 +4,20 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ackline.ledger.answers import SKIPPED_IN_TREE
 from ackline.ledger.explain import (
     Event,
     HeldBy,
+    OffsetEvidence,
     PartitionEvidence,
     StepStory,
     attempt_sentence,
     decode_story,
     encode_story,
+    explain_offset,
     explain_partition,
     held_by,
     pending_at,
@@ -158,3 +161,40 @@ def event(outcome: Outcome, **more: Any) -> Event:
 ])  # fmt: skip
 def test_an_attempt_is_one_sentence(happened: Event, sentence: str) -> None:
     assert attempt_sentence(happened) == sentence
+
+
+def held_back_behind(head: Pending | None, keys: list[int] | None) -> PartitionState:
+    """A partition in which 57 is held back; 41, if it is pending, and 50 of another key come before it."""
+    other, held = Pending(PendingKind.RETRY, 1, NOON, "KeyError"), Pending(PendingKind.HELD_BACK, 0, NOON, None)
+    runs = [ValuedRange(41, 42, head)] if head is not None else []
+    pending_keys = None if keys is None else np.array(keys[1 - len(runs) :])
+    return PartitionState(60, [*runs, ValuedRange(50, 51, other), ValuedRange(57, 58, held)], (), pending_keys)
+
+
+def explained_57(state: PartitionState) -> str:
+    tp = TopicPartition("orders", 3)
+    return explain_offset(OffsetEvidence(tp, 57, "live", 0, state, (), None, None, 0), NOON).sentence
+
+
+@pytest.mark.parametrize(("head", "keys", "sentence"), [
+    (Pending(PendingKind.RETRY, 2, NOON + MINUTE, "HTTPError"), [7, 8, 7],
+     "Offset 57 of orders[3] waits behind offset 41 of the same key, which failed 2 times with HTTPError and waits for "
+     "attempt 3, due at 2026-03-01 12:01:00 UTC (in 60 seconds)."),
+    (Pending(PendingKind.RETRY, 2, NOON, "HTTPError"), None, "waits behind offset 41 of the partition, which failed"),
+    (Pending(PendingKind.DEAD_LETTER, 2, None, "Dead"), [7, 8, 7], "of the same key, which has no attempt left"),
+    (Pending(PendingKind.IN_FLIGHT, 1, None, None), [7, 8, 7], "which is in flight and waits for its answer."),
+    (None, [7, 8, 7], "Offset 57 of orders[3] was held back by a lower one that is settled now; the next run reads it"),
+])  # fmt: skip
+def test_a_record_that_is_held_back_names_what_it_waits_for(
+    head: Pending | None, keys: list[int] | None, sentence: str
+) -> None:
+    assert sentence in explained_57(held_back_behind(head, keys))
+
+
+def test_a_record_that_was_held_back_and_holds_the_floor_is_read_by_the_next_run() -> None:
+    held = Pending(PendingKind.HELD_BACK, 0, NOON, None)
+    holder = held_by(PartitionState(60, [ValuedRange(41, 43, held)], (), np.array([7])))
+    assert holder is not None
+    assert (holder.kind, holder.behind) == (PendingKind.HELD_BACK, None)
+    text = explain_partition(replace(IDLE, held_by=holder, log_end=100)).sentence
+    assert "because offset 41 was held back by a lower one that is settled now; the next run reads it." in text

@@ -12,13 +12,13 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_411,
-    "ledger": 4_267,
+    "ledger": 4_298,
     "pipeline": 3_388,
     "forms": 1_002,
     "kafka": 2_896,
     "delta": 2_927,
     "tables": 2_538,
-    "audit": 1_188,
+    "audit": 1_196,
     "worker": 4_553,
     "trees": 4_436,
     "spark": 3_108,
@@ -26,19 +26,19 @@ CEILINGS = {
     "outputs": 2_075,
     "in_flight": 512,
     "dead_letters": 207,
-    "steps": 1_707,
-    "actions": 1_990,
-    "answers": 1_683,
-    "backfill": 1_155,
+    "steps": 1_714,
+    "actions": 1_997,
+    "answers": 1_685,
+    "backfill": 1_156,
     "airflow": 2_516,
-    "ui": 2_508,
+    "ui": 2_513,
     "local": 2_262,
     "cli": 4_325,
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 58_550
-TESTS_CEILING = 71_689
+PACKAGE_CEILING = 58_611
+TESTS_CEILING = 71_912
 
 
 def lines(files: "list[Path]") -> int:

@@ -82,9 +82,11 @@ class MemoryLane:
         assert found is not None
         return found
 
-    def produce(self, *values: bytes | None, tp: TopicPartition = TP, time: datetime | None = None) -> None:
+    def produce(
+        self, *values: bytes | None, tp: TopicPartition = TP, time: datetime | None = None, key: bytes | None = None
+    ) -> None:
         for value in values:
-            self.log(tp).append(value, time or self.world.now)
+            self.log(tp).append(value, time or self.world.now, key=key)
 
     def truncate(self, end: int, *values: bytes) -> None:
         """Elect a replica whose log ends at `end`; `values` are produced after that."""

@@ -300,7 +300,7 @@ def _forward(
 
 def _pending_targets(request: ActionRequest, newest: Settlement, name: str) -> dict[TopicPartition, PendingRuns]:
     """Returns the pending runs that a request selects, of the partitions that have any. A retry selects retries."""
-    targets = {}
+    targets, held_back = {}, list[tuple[TopicPartition, int]]()
     for tp in request.partitions.chosen(newest.partitions, name):
         runs = newest.partitions[tp].state.pending
         if request.offsets is not None:
@@ -308,14 +308,21 @@ def _pending_targets(request: ActionRequest, newest: Settlement, name: str) -> d
             runs = runs.within(bounds) if request.offsets else runs.where(lambda state: False)
         if request.error_class is not None:
             runs = runs.where(lambda state: is_of_class(state.error_class, request.error_class))
-            if not request.error_class:  # a record in flight has no class, because it has not failed
-                runs = runs.where(lambda state: state.kind is not PendingKind.IN_FLIGHT)
+            if not request.error_class:  # what is in flight or held back has no class, because it has not failed
+                runs = runs.where(lambda state: state.kind not in (PendingKind.IN_FLIGHT, PendingKind.HELD_BACK))
         if request.kind is TurnKind.RETRY:
+            held_back += [(tp, run.start) for run in runs.of_kind(PendingKind.HELD_BACK)[:1]]
             runs = runs.of_kind(PendingKind.RETRY)
         if len(runs):
             targets[tp] = runs
     if not targets:
         what = "no retry" if request.kind is TurnKind.RETRY else "no record"
+        if held_back:
+            (topic, partition), offset = held_back[0]
+            raise ConfigError(
+                f"{name}: each record that was selected waits for a lower one, so there is nothing to retry. `ackline "
+                f"explain {name} {topic} {partition} {offset}` names it: retry that one, or skip it"
+            )
         dead = f". What is dead is handed out again by `ackline dead {name} --redrive`"
         raise ConfigError(
             f"{name}: {what} that was selected is pending, so there is nothing to {request.kind}"

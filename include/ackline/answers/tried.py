@@ -238,7 +238,9 @@ def failing(adapters: Adapters, most: int, error_class: str | None = None) -> Wa
     newest, wanted = begun_lane(adapters.store), dict[TopicPartition, dict[int, int]]()
 
     def is_failing(state: PendingState) -> bool:
-        return state.kind is not PendingKind.IN_FLIGHT and is_of_class(state.error_class, error_class)
+        return state.kind not in (PendingKind.IN_FLIGHT, PendingKind.HELD_BACK) and is_of_class(
+            state.error_class, error_class
+        )
 
     pending = (
         (tp, offset, run.value.attempts + 1)

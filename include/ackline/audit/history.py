@@ -214,7 +214,15 @@ MOST_ENTRIES = 200
 STEP_TURNS = 100
 """Over how many of the newest turns the figures of steps are added up."""
 _COLUMNS = ["turn", "kind", "run_id", "actor", "reason", "settled_at", "counts", "metrics", "code"]
-_SUMMED = ("lag", "pending_retry", "pending_dead_letter", "pending_in_flight", NEW_RECORDS, NEW_FAILED)
+_SUMMED = (
+    "lag",
+    "pending_retry",
+    "pending_dead_letter",
+    "pending_in_flight",
+    "pending_held_back",
+    NEW_RECORDS,
+    NEW_FAILED,
+)
 
 
 @dataclass(frozen=True, slots=True)

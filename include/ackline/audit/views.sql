@@ -68,7 +68,7 @@ waiting_and_ranges AS (
     UNION ALL
     SELECT pipeline, lane, epoch, topic, partition, "offset", attempts, error_class, first_at,
            last_at, record_timestamp, key_hash64, NULL, NULL, NULL, NULL
-    FROM own WHERE outcome IN ('failed', 'in_flight')
+    FROM own WHERE outcome IN ('failed', 'in_flight', 'held_back')
 ),
 waiting AS (
     SELECT pipeline, lane, epoch, topic, partition, "offset", attempts, failure, first_at, last_at, record_timestamp,
@@ -82,7 +82,7 @@ waiting AS (
 )
 SELECT pipeline, lane, epoch, topic, partition, "offset", CAST(NULL AS BIGINT) AS end_offset, outcome, attempts,
        error_class, first_at, last_at, record_timestamp, key_hash64
-FROM own WHERE outcome NOT IN ('failed', 'in_flight')
+FROM own WHERE outcome NOT IN ('failed', 'in_flight', 'held_back')
 UNION ALL
 SELECT pipeline, lane, epoch, topic, partition, "offset", NULL,
        CASE WHEN furthest > "offset" THEN decision ELSE 'pending' END, attempts,

@@ -183,7 +183,8 @@ def account_text(name: str, lane: str, account: Account, now: datetime) -> str:
     """Returns the account of a lane for a person, and when to come back if it is not settled."""
     outcomes = [f"{number:,} {word}" for word, number in sorted(account.outcomes.items())]
     gaps = [counted(account.gaps, "gap")] if account.gaps else []
-    words = {UNREAD: "unread", "retry": "waiting for a retry", "dead_letter": "waiting for a dead letter"}
+    words = {UNREAD: "unread", "retry": "waiting for a retry", "dead_letter": "waiting for a dead letter",
+             "held_back": "held back"}  # fmt: skip
     pending = [f"{number:,} {words.get(kind, kind)}" for kind, number in account.pending.items() if number]
     what = ", ".join([*outcomes, *gaps, *pending]) or "nothing"
     text = f"Backfill {id_of(lane)} of {name}: {counted(account.offsets, 'offset')} asked = {what}."

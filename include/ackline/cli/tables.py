@@ -272,13 +272,13 @@ def short_time(at: datetime | None) -> str | None:
     return None if at is None else f"{at.astimezone(UTC):%m-%d %H:%M:%S}"
 
 
-_OPEN = "open transaction"
-"""The column that is shown only if a partition has a value."""
+_SELDOM = _OPEN, _HELD_BACK = "open transaction", "held back"
+"""The columns that are shown only if a partition has a value, and not 0."""
 STATUS_COLUMNS = ("partition", "log start", "log end", "committed", "floor", "complete to", "retry", "dead letter",
-                  "in flight", "due", "next due", "lag", _OPEN, "seconds", "acked", "dead",
+                  "in flight", _HELD_BACK, "due", "next due", "lag", _OPEN, "seconds", "acked", "dead",
                   "state")  # fmt: skip
 _STATUS_FIRST = ("partition", "floor", "lag", _OPEN, "state", "retry", "seconds", "dead letter", "log end",
-                 "committed", "acked", "dead", "next due", "due", "in flight", "complete to",
+                 "committed", "acked", "dead", "next due", "due", "in flight", _HELD_BACK, "complete to",
                  "log start")  # fmt: skip
 MOST_PARTITIONS = 20
 """How many partitions `ackline status` lists: the worst ones."""
@@ -300,7 +300,7 @@ def print_status(out: Console, pipeline: str, partitions: Sequence[PartitionStat
         title += f", {len(worst)} of {len(partitions)} partitions, the worst ones"
     if len(partitions) > 1:
         rows.append(_status_totals(partitions))
-    shown = [at for at, name in enumerate(STATUS_COLUMNS) if name != _OPEN or _has_value(rows, at)]
+    shown = [at for at, name in enumerate(STATUS_COLUMNS) if name not in _SELDOM or any(row[at] for row in rows)]
     columns = [STATUS_COLUMNS[at] for at in shown]
     print_folded(out, title, columns, [[row[at] for at in shown] for row in rows], _STATUS_FIRST)
 

@@ -7,7 +7,7 @@ acker, or the task of the source where the tree ends there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -19,6 +19,7 @@ from ackline.handler import SOURCE
 from ackline.ledger.answers import SKIPPED_IN_TREE
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, index_of_range
+from ackline.ledger.order import holder_of
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import Pending, PendingKind
 
@@ -37,6 +38,10 @@ class HeldBy:
     attempts: int
     due: datetime | None
     error_class: str | None
+    behind: "HeldBy | None" = None
+    """Of a record that is held back: what it waits for; None if that is settled."""
+    same_key: bool = True
+    """Whether it is known to be of the key of `behind`; else their partition counts as one key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +111,16 @@ class PartitionExplanation:
 
 def held_by(state: PartitionState) -> HeldBy | None:
     """Returns the pending offset that holds the floor; None if nothing is pending."""
-    if not state.pending:
-        return None
-    run = state.pending[0]
-    return HeldBy(run.start, run.value.kind, run.value.attempts, run.value.due, run.value.error_class)
+    return _holder(state, int(state.pending.starts[0])) if state.pending else None
+
+
+def _holder(state: PartitionState, offset: int) -> HeldBy:
+    """Returns a pending offset, with what it waits for if it is held back."""
+    pending = pending_at(state, offset)
+    assert pending is not None
+    held = holder_of(state.pending, offset) if pending.kind is PendingKind.HELD_BACK else None
+    behind = _holder(state, int(state.pending.starts[held[0]])) if held is not None else None
+    return HeldBy(offset, *astuple(pending), behind, held is None or held[1])
 
 
 def explain_partition(evidence: PartitionEvidence) -> PartitionExplanation:
@@ -149,6 +160,13 @@ def waiting_sentence(holder: HeldBy, now: datetime, next_run: str = NEXT_RUN) ->
     if holder.kind is PendingKind.IN_FLIGHT:
         until = f" until {moment_text(holder.due, now)}" if holder.due else ""
         return f"offset {holder.offset} is in flight and waits for its answer{until}."
+    if holder.kind is PendingKind.HELD_BACK and holder.behind is not None:
+        first = f"offset {holder.behind.offset}"
+        of = "the same key" if holder.same_key else "the partition"
+        clause = waiting_sentence(holder.behind, now, next_run).removeprefix(f"{first} ")
+        return f"offset {holder.offset} waits behind {first} of {of}, which {clause}"
+    if holder.kind is PendingKind.HELD_BACK:
+        return f"offset {holder.offset} was held back by a lower one that is settled now; {next_run} reads it."
     if not holder.attempts:
         return f"offset {holder.offset} waits for its first attempt, which {next_run} makes."
     due = ""
@@ -404,8 +422,9 @@ def _state_of(evidence: OffsetEvidence, now: datetime) -> tuple[str, Pending | N
         return OffsetState.NOT_IN_LANE, None, f"is not in the lane {evidence.lane}: it does not have this partition."
     pending = pending_at(state, evidence.offset)
     if pending is not None:
-        holder = HeldBy(evidence.offset, pending.kind, pending.attempts, pending.due, pending.error_class)
-        clause = waiting_sentence(holder, now, evidence.next_run).removeprefix(f"offset {evidence.offset} ")
+        clause = waiting_sentence(_holder(state, evidence.offset), now, evidence.next_run).removeprefix(
+            f"offset {evidence.offset} "
+        )
         reading = evidence.open_turn
         made = f" Turn {reading.turn}, which is open, makes it." if reading else ""
         places = [event.error_place for event in evidence.events if event.outcome is Outcome.FAILED]

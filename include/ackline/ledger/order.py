@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from ackline.ledger.offsets import Bools, Int64s
+from ackline.ledger.offsets import Bools, Int64s, index_of_range
 from ackline.ledger.pending import UNKNOWN_KEY, PendingKind, PendingRuns, PendingState, microseconds
 
 NO_KEY = UNKNOWN_KEY + 1
@@ -101,6 +101,18 @@ def holds_back_all(pending: PendingRuns, now: datetime, order: Order) -> bool:
     if order is Order.NONE or not waiting_behind(pending, order).whole:
         return False
     return readable_at(pending, now, order).offsets < pending.offsets
+
+
+def holder_of(pending: PendingRuns, offset: int) -> tuple[int, bool] | None:
+    """Returns the run of the lowest pending offset that holds back the one at `offset`, by its index, and whether both
+    are known to be of one key; None if it is not pending, or if what has held it back is settled."""
+    at = int(index_of_range(np.array([offset], dtype=np.int64), pending.ranges)[0])
+    keys, whole = _keys(pending, Order.KEY)
+    if at < 0 or keys[at] == NO_KEY:
+        return None
+    waits = pending.in_state(lambda state: is_held_back(state) or is_unread(state))
+    found = np.flatnonzero((keys[:at] == keys[at]) & ~waits[:at])
+    return (int(found[0]), not whole) if len(found) else None
 
 
 def waiting_behind(unread: PendingRuns, order: Order) -> Waiting:

@@ -206,7 +206,14 @@ def has_records(counts: Mapping[str, int]) -> bool:
     """Returns whether these counts include a record that was read. A record that retention took does not count."""
     return any(
         counts.get(word)
-        for word in (Outcome.ACKED, Outcome.FAILED, Outcome.SKIPPED, Outcome.DROPPED, Outcome.IN_FLIGHT)
+        for word in (
+            Outcome.ACKED,
+            Outcome.FAILED,
+            Outcome.SKIPPED,
+            Outcome.DROPPED,
+            Outcome.IN_FLIGHT,
+            Outcome.HELD_BACK,
+        )  # fmt: skip
     )
 
 

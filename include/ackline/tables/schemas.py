@@ -95,11 +95,11 @@ OUTCOME_COLUMNS = [
     Column("end_offset", LONG, "part.end_offset",
            comment="The end of the range, exclusive; null if the row is for one record."),
     Column("attempt", INT, "part.attempt",
-           comment="The number of the attempt, from 1; 0 for a decision, for which no handler was called."),
+           comment="The number of the attempt, from 1; 0 if no handler was called: a decision, and held_back."),
     Column("outcome", STRING, "part.outcome", enum(Outcome),
            comment="acked, failed, skipped, dropped, in_flight of an attempt; dead, expired, compacted, skipped, "
-                   "lost by decision. All but failed and in_flight are terminal: a record has one of these a lane "
-                   "and epoch."),
+                   "lost by decision; held_back of a record that waits for a lower one. All but failed, in_flight and "
+                   "held_back are terminal: a record has one of these a lane and epoch."),
     Column("error_class", STRING, "part.error_class",
            comment="The class of the error, or Ackline's own word such as Skip, Timeout, WorkerLost."),
     Column("error_message", STRING, "part.reason", each(lambda reason: reason[:MESSAGE_LIMIT] or None, str),

@@ -98,12 +98,12 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 def failures_everywhere(readings: Iterable[LaneReading]) -> list[FailureEverywhere]:
-    """Returns the failing records of some lanes by error class and place, most records first. Records in flight do not
-    fail, so they are not among them. Raises FatalError if tables can't be read."""
+    """Returns the failing records of some lanes by error class and place, most records first. Records that are in flight
+    or held back do not fail, so they are not among them. Raises FatalError if tables can't be read."""
     same: dict[tuple[str, str | None], list[tuple[LaneReading, Failure]]] = {}
     for reading in readings:
         for group in failures(reading):
-            if group.kind != PendingKind.IN_FLIGHT.value:
+            if group.kind not in (PendingKind.IN_FLIGHT.value, PendingKind.HELD_BACK.value):
                 same.setdefault((group.error_class, group.place), []).append((reading, group))
     joined = [
         FailureEverywhere(error_class, place, sorted(found, key=lambda each: -each[1].records))
@@ -179,7 +179,9 @@ def _pending_places(reading: LaneReading) -> _Places:
     if reading.newest is None:
         return {}
     failed = {
-        partition.tp: partition.settled.state.pending.where(lambda state: state.kind is not PendingKind.IN_FLIGHT)
+        partition.tp: partition.settled.state.pending.where(
+            lambda state: state.kind not in (PendingKind.IN_FLIGHT, PendingKind.HELD_BACK)
+        )
         for partition in reading.partitions
     }
     ranges = {tp: runs.ranges for tp, runs in failed.items()}

@@ -42,7 +42,10 @@ PARTITIONS_A_PAGE = 20
 TURNS_LISTED = 20
 PENDING_RUNS = 50
 """How many ranges of pending offsets the view of a partition lists."""
-NO_CLASS = {PendingKind.IN_FLIGHT.value: "in flight, waiting for an answer"}
+NO_CLASS = {
+    PendingKind.IN_FLIGHT.value: "in flight, waiting for an answer",
+    PendingKind.HELD_BACK.value: "held back by a lower offset",
+}
 """What stands for an error class where there is none."""
 SHOWN_TEXT = 500
 """The most characters of a text from outside that a page shows."""

@@ -13,8 +13,8 @@ from ackline.ledger.commit_rule import CommitMetadata, check_commit_allowed
 from ackline.ledger.explain import HeldBy, OpenTransaction, PartitionEvidence, held_by
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind
-from ackline.ledger.planning import OPEN_TRANSACTION as HELD_BACK
-from ackline.ledger.planning import PARKED, PAUSED, RUN_FULL, WAITING, WINDOW_FULL
+from ackline.ledger.planning import HELD_BACK, PARKED, PAUSED, RUN_FULL, WAITING, WINDOW_FULL
+from ackline.ledger.planning import OPEN_TRANSACTION as NOT_READABLE
 from ackline.ledger.states import OPEN_SINCE, OPEN_TRANSACTION, PartitionFacts, Signals, State, is_behind, state_of
 from ackline.ledger.turns import SettledPartition
 
@@ -22,7 +22,7 @@ STUCK_TURNS = 3
 """How many turns must lie before the newest one, so that a partition which it could not read counts as stuck."""
 OPEN_TOO_LONG = timedelta(hours=1)
 """After this time an open plan that no process replays, an overdue retry or a stopped run counts as stuck."""
-_HARMLESS = (HELD_BACK, PARKED, PAUSED, RUN_FULL, WAITING, WINDOW_FULL)
+_HARMLESS = (HELD_BACK, NOT_READABLE, PARKED, PAUSED, RUN_FULL, WAITING, WINDOW_FULL)
 """Reasons to read nothing that pass by themselves, or that an operator chose."""
 
 
