@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_411,
-    "ledger": 4_298,
+    "ledger": 4_301,
     "pipeline": 3_388,
     "forms": 1_002,
     "kafka": 2_896,
@@ -37,7 +37,7 @@ CEILINGS = {
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 58_611
+PACKAGE_CEILING = 58_614
 TESTS_CEILING = 71_912
 
 

@@ -119,8 +119,10 @@ def _holder(state: PartitionState, offset: int) -> HeldBy:
     pending = pending_at(state, offset)
     assert pending is not None
     held = holder_of(state.pending, offset) if pending.kind is PendingKind.HELD_BACK else None
-    behind = _holder(state, int(state.pending.starts[held[0]])) if held is not None else None
-    return HeldBy(offset, *astuple(pending), behind, held is None or held[1])
+    if held is None:
+        return HeldBy(offset, *astuple(pending))
+    behind = _holder(state, int(state.pending.starts[held[0]]))  # it becomes due with that one
+    return HeldBy(offset, *astuple(replace(pending, due=behind.due)), behind, held[1])
 
 
 def explain_partition(evidence: PartitionEvidence) -> PartitionExplanation:
@@ -422,14 +424,15 @@ def _state_of(evidence: OffsetEvidence, now: datetime) -> tuple[str, Pending | N
         return OffsetState.NOT_IN_LANE, None, f"is not in the lane {evidence.lane}: it does not have this partition."
     pending = pending_at(state, evidence.offset)
     if pending is not None:
-        clause = waiting_sentence(_holder(state, evidence.offset), now, evidence.next_run).removeprefix(
+        holder = _holder(state, evidence.offset)
+        clause = waiting_sentence(holder, now, evidence.next_run).removeprefix(
             f"offset {evidence.offset} "
         )
         reading = evidence.open_turn
         made = f" Turn {reading.turn}, which is open, makes it." if reading else ""
         places = [event.error_place for event in evidence.events if event.outcome is Outcome.FAILED]
         failed = f" The last attempt failed at {places[-1]}." if places and places[-1] else ""
-        return OffsetState.PENDING, pending, clause + failed + made
+        return OffsetState.PENDING, replace(pending, due=holder.due), clause + failed + made
     if evidence.offset >= state.complete_to:
         return OffsetState.NOT_READ, None, _unread_sentence(evidence, state, now)
     settled, sentence = _settled_state(evidence)

@@ -225,7 +225,7 @@ def _pending_failures(reading: LaneReading, by_place: bool) -> list[Failure]:
             group.records += chosen.offsets
             group.partitions += 1
             group.attempts = max(group.attempts, *(run.value.attempts for run in chosen[:_SAMPLE]))
-            due = chosen[:1][0].value.due
+            due = None if kind is PendingKind.HELD_BACK else chosen[:1][0].value.due
             group.due = min(filter(None, (due, group.due)), default=None)
             # In flight, a later offset may wait longer than a lower one, which was handed on again.
             first = chosen[: _SAMPLE if kind is PendingKind.IN_FLIGHT else 1]
