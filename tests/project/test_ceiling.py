@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_411,
-    "ledger": 4_301,
+    "ledger": 4_299,
     "pipeline": 3_388,
     "forms": 1_002,
     "kafka": 2_896,
@@ -26,7 +26,7 @@ CEILINGS = {
     "outputs": 2_075,
     "in_flight": 512,
     "dead_letters": 207,
-    "steps": 1_714,
+    "steps": 1_706,
     "actions": 1_997,
     "answers": 1_685,
     "backfill": 1_156,
@@ -37,7 +37,7 @@ CEILINGS = {
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 58_614
+PACKAGE_CEILING = 58_604
 TESTS_CEILING = 71_912
 
 

@@ -425,9 +425,7 @@ def _state_of(evidence: OffsetEvidence, now: datetime) -> tuple[str, Pending | N
     pending = pending_at(state, evidence.offset)
     if pending is not None:
         holder = _holder(state, evidence.offset)
-        clause = waiting_sentence(holder, now, evidence.next_run).removeprefix(
-            f"offset {evidence.offset} "
-        )
+        clause = waiting_sentence(holder, now, evidence.next_run).removeprefix(f"offset {evidence.offset} ")
         reading = evidence.open_turn
         made = f" Turn {reading.turn}, which is open, makes it." if reading else ""
         places = [event.error_place for event in evidence.events if event.outcome is Outcome.FAILED]

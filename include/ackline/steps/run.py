@@ -17,7 +17,6 @@ from ackline.lane.claim import check_not_voided
 from ackline.lane.commit import CommitResult
 from ackline.lane.turn_metrics import stored_report, turn_outcomes
 from ackline.ledger.offsets import TopicPartition
-from ackline.ledger.outcomes import Outcome
 from ackline.ledger.states import NEW_FAILED, NEW_RECORDS
 from ackline.ledger.turns import Plan, Settlement, TurnId, TurnKind
 from ackline.steps.plan import Planned, plan
@@ -202,19 +201,12 @@ def needs_another_turn(done: Plan, settlement: Settlement) -> bool:
     return not has_read and log_has_more(done)
 
 
+_READ = ("acked", "failed", "skipped", "dropped", "in_flight", "held_back")
+
+
 def has_records(counts: Mapping[str, int]) -> bool:
     """Returns whether these counts include a record that was read. A record that retention took does not count."""
-    return any(
-        counts.get(word)
-        for word in (
-            Outcome.ACKED,
-            Outcome.FAILED,
-            Outcome.SKIPPED,
-            Outcome.DROPPED,
-            Outcome.IN_FLIGHT,
-            Outcome.HELD_BACK,
-        )  # fmt: skip
-    )
+    return any(counts.get(word) for word in _READ)
 
 
 def log_has_more(done: Plan) -> bool:

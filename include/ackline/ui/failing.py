@@ -98,8 +98,8 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 def failures_everywhere(readings: Iterable[LaneReading]) -> list[FailureEverywhere]:
-    """Returns the failing records of some lanes by error class and place, most records first. Records that are in flight
-    or held back do not fail, so they are not among them. Raises FatalError if tables can't be read."""
+    """Returns the failing records of some lanes by error class and place, most records first. What is in flight or held
+    back does not fail, so it is not among them. Raises FatalError if tables can't be read."""
     same: dict[tuple[str, str | None], list[tuple[LaneReading, Failure]]] = {}
     for reading in readings:
         for group in failures(reading):
