@@ -7,7 +7,7 @@ acker, or the task of the source where the tree ends there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -120,9 +120,9 @@ def _holder(state: PartitionState, offset: int) -> HeldBy:
     assert pending is not None
     held = holder_of(state.pending, offset) if pending.kind is PendingKind.HELD_BACK else None
     if held is None:
-        return HeldBy(offset, *astuple(pending))
+        return HeldBy(offset, pending.kind, pending.attempts, pending.due, pending.error_class)
     behind = _holder(state, int(state.pending.starts[held[0]]))  # it becomes due with that one
-    return HeldBy(offset, *astuple(replace(pending, due=behind.due)), behind, held[1])
+    return HeldBy(offset, pending.kind, pending.attempts, behind.due, pending.error_class, behind, held[1])
 
 
 def explain_partition(evidence: PartitionEvidence) -> PartitionExplanation:
