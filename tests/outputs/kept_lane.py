@@ -57,7 +57,6 @@ class Store:
     executions: dict[TurnId, int] = field(default_factory=dict)
     dropped: set[tuple[TurnId, str]] = field(default_factory=set)
     published: set[TurnId] = field(default_factory=set)
-    output_tables: dict[str, Any] = field(default_factory=dict)
 
     @property
     def live_folder(self) -> str:

@@ -28,7 +28,6 @@ def adapters_of(root: Path, *kept: StagedTable) -> Any:
     outputs = OutputsOfTurn({}, kept=kept).encode()
     store = SimpleNamespace(
         live_folder=f"{root}/shop",
-        output_tables={},
         newest=lambda: SimpleNamespace(turn=TURN._replace(n=1), outputs=outputs),
         ledger_id=lambda: "ledger",
     )

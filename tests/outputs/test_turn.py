@@ -1,7 +1,6 @@
 """What is checked of outputs before the plan of a run is stored."""
 
 import shutil
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from ackline.delta.log import DeltaLog
 from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.forms.form import EVERYTHING, RunRequest
 from ackline.ledger.published import OutputsOfTurn, application_of
@@ -37,7 +35,6 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.live_folder, self.plans = f"{root}/shop", list[Any]()
-        self.output_tables = dict[str, Any]()
 
     def newest(self) -> Any:
         return SimpleNamespace(turn=TURN._replace(n=0), outputs="", partitions={})
@@ -408,25 +405,3 @@ def test_a_run_that_would_open_an_epoch_by_itself_refuses_a_table_that_is_an_old
         with pytest.raises(LedgerError, match=r"holds turn 1 .*: the table is an older copy.*ackline reset lane"):
             lane.run()
         assert lane.newest().turn.epoch == 0
-
-
-def test_each_step_lists_the_log_of_an_output_table_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its entries stay for a month, and a turn opens the table some ten times."""
-    listed, real = Counter[str](), DeltaLog._listed
-
-    def counted(log: DeltaLog) -> Any:
-        listed[log.storage.uri.rpartition("/")[2]] += 1
-        return real(log)
-
-    monkeypatch.setattr(DeltaLog, "_listed", counted)
-    counts = list[dict[str, int]]()
-    with lane_of(EMITS) as lane:
-        for _ in range(2):
-            lane.produce(b"{}", b'{"fail": 1}', b'{"dead": true}')
-            counts.clear()
-            for step in (lane.plan, lane.replay, lane.settle):
-                listed.clear()
-                step()
-                counts.append(dict(listed))
-    plan = {"plans": 1, "settlements": 1, "totals": 1}
-    assert counts == [plan, plan | {"outcomes": 1}, plan | {"outcomes": 1}]

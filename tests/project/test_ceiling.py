@@ -16,14 +16,14 @@ CEILINGS = {
     "pipeline": 3_388,
     "forms": 1_002,
     "kafka": 2_896,
-    "delta": 2_927,
-    "tables": 2_538,
+    "delta": 2_923,
+    "tables": 2_535,
     "audit": 1_196,
     "worker": 4_553,
     "trees": 4_436,
-    "spark": 3_108,
+    "spark": 3_112,
     "lane": 3_069,
-    "outputs": 2_075,
+    "outputs": 2_070,
     "in_flight": 512,
     "dead_letters": 207,
     "steps": 1_706,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 58_604
-TESTS_CEILING = 71_912
+PACKAGE_CEILING = 58_596
+TESTS_CEILING = 71_885
 
 
 def lines(files: "list[Path]") -> int:

@@ -87,7 +87,7 @@ class LogStates:
         Raises TornEntryError if an entry is not whole, and OSError, ValueError or ArrowException if the log can't be
         read or lacks an entry."""
         try:
-            if not self.is_fresh:
+            if self._state is None or self._is_outdated(self._state):
                 self._state, self._loaded_at = self._load(), time.monotonic()
             if self._state is not None:
                 self._state = self._with_later_entries(self._state)
@@ -97,13 +97,10 @@ class LogStates:
             raise
         return self._state
 
-    @property
-    def is_fresh(self) -> bool:
-        """Whether the state that is kept needs only the entries since. The log was listed, and its entries checked."""
+    def _is_outdated(self, state: LogState) -> bool:
         # The newest entry of a log never expires. If it is gone, an operator has put another log in its place, and the
         # next entry must follow that log.
-        young = time.monotonic() - self._loaded_at < RELOAD_AFTER
-        return self._state is not None and young and self._log.has_entry(self._state.version)
+        return time.monotonic() - self._loaded_at >= RELOAD_AFTER or not self._log.has_entry(state.version)
 
     def _load(self) -> LogState | None:
         files = self._log.forget()
@@ -277,8 +274,7 @@ class TableHandle:
 
     def _load(self) -> DeltaTable:
         if self._folder is not None:
-            if not self.states.is_fresh:
-                self.log.forget()
+            self.log.forget()
             self.log.secure()  # before delta-rs, whose error for a torn entry names no file
         return DeltaTable(self.uri, storage_options=options_of(self.uri))
 

@@ -148,7 +148,7 @@ class OutputTable(FencedTable):
         """Returns the emitted columns of the table; None if it does not exist. Raises ConfigError if it has a feature
         or a column that no output can write, is partitioned by a column of another type than those of PARTITION_TYPES,
         or lacks one of `OF_ROW`."""
-        table = self.open() if self.state() is not None else None
+        table = self.open()
         if table is None:
             return None
         with self.errors():
@@ -258,13 +258,8 @@ def _longest(table: DeltaTable, name: str, at_least: timedelta) -> timedelta:
 def table_of(
     store: LedgerStore, table: str, columns: Columns | None = None, partition_by: Sequence[str] = ()
 ) -> OutputTable:
-    """Returns an output table by its name, URI or place. Without `columns`, to look at; it may not exist yet. What one
-    of them has read of the log, the next ones of the same store go on from: to list it takes long where a month of
-    entries stays."""
-    found = OutputTable(output_folder(store.live_folder, table), columns, partition_by)
-    first = store.output_tables.setdefault(found.uri, found)
-    found.log, found.states = first.log, first.states
-    return found
+    """Returns an output table by its name, URI or place. Without `columns`, to look at; it may not exist yet."""
+    return OutputTable(output_folder(store.live_folder, table), columns, partition_by)
 
 
 def output_folder(live_folder: str, table: str) -> str:

@@ -18,7 +18,11 @@ from pyspark import daemon
 
 
 def main() -> None:
-    """Forks workers until Spark closes the standard input."""
+    """Forks workers until Spark closes the standard input. With `spark.executor.pyspark.memory` it imports nothing: the
+    limit is set after the fork, counts what a process has mapped, and the imports here map a GiB."""
+    if "PYSPARK_EXECUTOR_MEMORY_MB" in os.environ:
+        daemon.manager()
+        return
     with redirect_stdout(sys.stderr):  # Spark takes the first bytes of the standard output for a port
         import numpy as np
 

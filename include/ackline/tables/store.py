@@ -20,7 +20,6 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.delta.log import LogFile, LogStamp
 from ackline.delta.reads import Where, as_expression, pruned_dataset
-from ackline.delta.table import FencedTable
 from ackline.errors import LedgerError
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.metrics import TurnReport
@@ -75,8 +74,6 @@ class LedgerStore(ChosenOutcomes, OutcomesOfTurn):
         super().__init__(root, pipeline, lane)
         self._last: ReferenceType[Settlement] | None = None
         """The settlement that was read or stored last, as long as any step holds it."""
-        self.output_tables: dict[str, FencedTable] = {}
-        """The output tables that were looked at, by path or URI."""
 
     # ---- which turns are claimed, waived, started and lost ----------------------------------------------------------
 
