@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 58_596
-TESTS_CEILING = 71_885
+TESTS_CEILING = 71_898
 
 
 def lines(files: "list[Path]") -> int:

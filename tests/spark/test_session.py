@@ -20,6 +20,7 @@ from ackline.forms.connections import find_connection, without_airflow
 from ackline.local.processes import save
 from ackline.pipeline.blocks import SparkBlock
 from ackline.spark.connect import _warn_of_environment
+from ackline.spark.daemon import main
 from ackline.spark.jars import PACKAGES, cache_folder, locked
 from ackline.spark.master import (
     DEV_SERVER,
@@ -304,6 +305,18 @@ def test_ackline_s_daemon_forks_the_workers_of_this_machine_unless_the_file_name
     theirs = SparkBlock(conf={name: "their.daemon"})
     assert session_settings("local[2]", theirs, submitted=False)[name] == "their.daemon"
     assert name not in session_settings("spark://192.0.2.1:7077", NOTHING, submitted=False)
+
+
+def test_nothing_is_imported_before_the_fork_of_workers_with_a_memory_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The limit counts what a worker has mapped. The imports map so much that a limit of a GiB ended each worker."""
+    done = list[str]()
+    monkeypatch.setenv("PYSPARK_EXECUTOR_MEMORY_MB", "1024")
+    monkeypatch.setattr("ackline.spark.daemon.gc.freeze", lambda: done.append("imported"))
+    monkeypatch.setattr("ackline.spark.daemon.daemon.manager", lambda: done.append("forked"))
+    main()
+    assert done == ["forked"]
 
 
 @pytest.mark.real
