@@ -20,7 +20,7 @@ CEILINGS = {
     "tables": 2_535,
     "audit": 1_196,
     "worker": 4_553,
-    "trees": 4_436,
+    "trees": 4_458,
     "spark": 3_112,
     "lane": 3_069,
     "outputs": 2_070,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 58_596
-TESTS_CEILING = 71_898
+PACKAGE_CEILING = 58_618
+TESTS_CEILING = 71_916
 
 
 def lines(files: "list[Path]") -> int:

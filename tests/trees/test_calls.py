@@ -11,7 +11,8 @@ import pytest
 
 from ackline.handler import Dead, Emit, Fail, Hold, Origin, Record, Skip, Tuple
 from ackline.ledger.outcomes import Outcome
-from ackline.trees.calls import rarer_collection
+from ackline.trees.calls import TreeCalls, rarer_collection
+from ackline.trees.rows import Edges
 from tests.trees.stages import (
     JOIN,
     ONE,
@@ -369,3 +370,20 @@ def fail_if_rare(before: int) -> None:
     """Raises ValueError if the collector is on and runs less often than before."""
     if gc.isenabled() and gc.get_threshold()[0] > before:
         raise ValueError("broken")
+
+
+def test_a_record_that_emits_many_tuples_costs_each_of_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that ends early is begun again with the rest. If it prepares the whole rest each time, that is quadratic:
+    50,000 tuples took minutes."""
+    prepared = list[int]()
+    origins = TreeCalls.origins
+
+    def counting(calls: TreeCalls, edges: Edges) -> Sequence[tuple[Origin, ...]]:
+        prepared.append(len(edges))
+        return origins(calls, edges)
+
+    monkeypatch.setattr(TreeCalls, "origins", counting)
+    near = steps_of({"name": "first", "input": "source"}, {"name": "second", "input": "first"})
+    lab = Lab(near, each_item, [pass_on, nothing])
+    assert shown(lab.run({0: [str(number) for number in range(5_000)]})[0]) == ACKED
+    assert 10_000 <= sum(prepared) <= 20_000

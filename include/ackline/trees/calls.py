@@ -27,7 +27,7 @@ from ackline.trees.delivery import Delivery
 from ackline.trees.parcels import Arrived, Unfit, next_portion, numbers_of_keys
 from ackline.trees.payload import unpack
 from ackline.trees.rows import Edges, Int64s, Lists, changes, root_ids
-from ackline.trees.tuples import MAX_BYTES, MAX_ROWS, EmittedRows, Packed, Tuples
+from ackline.trees.tuples import MAX_BYTES, MAX_ROWS, Content, EmittedRows, Packed, Tuples
 from ackline.worker.call import end_forked_copy, forks, in_flight_outcome
 from ackline.worker.outcomes import RowOutcome, outcome_of_exception
 from ackline.worker.progress import note_calls
@@ -219,7 +219,9 @@ class TreeCalls(Delivery):
             self.arrow.call_arrived(step, arrived)
             return len(arrived) if isinstance(arrived, Arrived) else 0
         assert isinstance(arrived, Arrived)
-        most = len(arrived) if step.join else _MOST_NEAR if self._near_records else MAX_ROWS
+        most = _MOST_NEAR if self._near_records else MAX_ROWS
+        if step.join:
+            most = _end_of_key(arrived.content.content, most)
         done = self._call_tuples(step, arrived.slice(0, most).tuples(self.batch.roots))
         self._drain()
         return done
@@ -239,17 +241,20 @@ class TreeCalls(Delivery):
         """Calls steps without `group_by`, which are in the order of the topology. Returns whether it has called any."""
         called = False
         for place, step in enumerate(steps):
+            size = self.waiting_sizes.pop(step.number, 0)
             for tuples in self.take_waiting(step):
                 called = True
                 if self.takes_batches(step):
                     self.arrow.call(step, tuples)
                     continue
-                self.size -= tuples.size
-                start = self._call_tuples(step, tuples)
+                self.size -= size
+                start, most = 0, self._most_near
                 while start < len(tuples):
-                    # What the first ones have emitted goes on before the others emit more.
-                    self._call_near([later for later in steps[place + 1 :] if later in self._near_records])
-                    start += self._call_tuples(step, tuples.slice(start, len(tuples)))
+                    if start:  # what the first ones have emitted goes on before the others emit more
+                        self._call_near([later for later in steps[place + 1 :] if later in self._near_records])
+                    # Some at a time: a loop that ends early has prepared all of its tuples.
+                    done = self._call_tuples(step, tuples.slice(start, start + most))
+                    start, most = start + done, min(2 * done, _MOST_NEAR)
         return called
 
     def _call_tuples(self, step: Step, tuples: Tuples) -> int:
@@ -384,6 +389,16 @@ class TreeCalls(Delivery):
                 self.deliver(
                     number, name, replace(some, stream=self.readers.streams[stream].stream.name), given, bounds
                 )
+
+
+def _end_of_key(content: Content, least: int) -> int:
+    """Returns how many of the first tuples, at least `least`, end with the last tuple of a key. Equal keys are
+    neighbours."""
+    assert isinstance(content, Packed)
+    keys, end = content.keys, min(least, len(content))
+    while end < len(keys) and not np.diff(numbers_of_keys(keys[end - 1 : end + 1]))[0]:
+        end += 1
+    return end
 
 
 def _with_anchors(inputs: Lists, anchors: Mapping[int, Sequence[int]], firsts: Int64s) -> Lists:

@@ -5,6 +5,7 @@ kind a step is of, and in whichever order the calls were made.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -65,6 +66,8 @@ class Delivery:
         self.batch = Batch(self._step, self._part, next(self._batches))
         self.waiting: dict[int, list[Tuples]] = {}
         """The tuples for each step that are not sent, and that no call has taken."""
+        self.waiting_sizes = Counter[int]()
+        """About how many bytes these count for, by step."""
         self.size = 0
         """About how many bytes the emitted tuples count for."""
         self.figures.begin()
@@ -133,7 +136,7 @@ class Delivery:
 
     def _note(self, step: Step, tuples: Tuples, row: int, outcome: RowOutcome | None, held: bool) -> None:
         """Notes the outcome of a tuple that was not acked, and logs the edges of the tuple."""
-        edges = tuples.edges.take(np.array([row]))
+        edges = tuples.edges.slice(row, row + 1)
         if outcome is not None and not held:
             self.batch.not_acked.append(Verdict(edges, step.number, outcome))
             counts = self.figures.of_step(step.number)
@@ -164,6 +167,7 @@ class Delivery:
                 self._logged.append(partial(log.emitted, taken.stream, consumer.name, edges))
             tuples = Tuples(np.full(len(edges), taken.number), edges, emitted.content)
             self.size += tuples.size
+            self.waiting_sizes[consumer.number] += tuples.size
             self.waiting.setdefault(consumer.number, []).append(tuples)
 
     def refuse(self, step: int, emitted: EmittedRows, given: Edges, bounds: Int64s, problems: Sequence[str]) -> None:

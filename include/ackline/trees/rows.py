@@ -19,7 +19,7 @@ computes the ids of thousands of edges at once.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -167,6 +167,7 @@ class Edges:
     ids: UInt64s
     roots: Int64s
     counts: Int64s
+    _starts: list[Int64s] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def none(cls, tuples: int) -> "Edges":
@@ -195,7 +196,9 @@ class Edges:
 
     def slice(self, start: int, end: int) -> "Edges":
         """Returns the edges of the tuples from `start` up to `end`."""
-        first, last = int(self.counts[:start].sum()), int(self.counts[:end].sum())
+        if not self._starts:  # once: a call may ask for one tuple after the other
+            self._starts.append(np.append(0, np.cumsum(self.counts)))
+        first, last = (int(self._starts[0][min(place, len(self))]) for place in (start, end))
         return Edges(self.ids[first:last], self.roots[first:last], self.counts[start:end])
 
     def behind(self, positions: Int64s) -> "Edges":
