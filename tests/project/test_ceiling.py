@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 58_618
-TESTS_CEILING = 71_916
+TESTS_CEILING = 71_931
 
 
 def lines(files: "list[Path]") -> int:

@@ -6,16 +6,22 @@ Records of the keys a and b alternate, so the even offsets are of a.
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ackline.actions.actions import perform_action
 from ackline.actions.form import ActionRequest, check_request
 from ackline.actions.perform import choose_targets
 from ackline.airflow.backfill import is_due
+from ackline.answers.status import status
+from ackline.cli.tables import print_status
 from ackline.errors import ConfigError
+from ackline.ledger.explain import OffsetEvidence, explain_offset
 from ackline.ledger.offsets import OffsetRange
+from ackline.ledger.pending import PendingKind
 from ackline.ledger.turns import TurnKind
 from ackline.verify.check import judge
 from tests.chaos.config import Config
@@ -172,6 +178,15 @@ def act(lane: MemoryLane, kind: TurnKind, offsets: OffsetRange) -> None:
 def test_a_retry_of_what_is_held_back_names_the_record_to_look_at(failing: MemoryLane) -> None:
     with pytest.raises(ConfigError, match=r"waits for a lower one.*ackline explain lane orders 0 2"):
         act(failing, TurnKind.RETRY, OffsetRange(2, 5))
+
+
+def test_status_has_a_column_of_what_is_held_back_and_explain_names_what_it_waits_for(failing: MemoryLane) -> None:
+    found, out = status(failing.adapters()), Console(width=200, record=True, file=StringIO())
+    print_status(out, "lane", found)
+    assert (found[0].pending[PendingKind.HELD_BACK], "held back" in out.export_text()) == (2, True)
+    state = failing.state()
+    text = explain_offset(OffsetEvidence(TP, 4, "live", 0, state, (), None, None, 0), failing.world.now).sentence
+    assert "waits behind offset 0 of the same key, which failed once with ValueError and waits for attempt 2" in text
 
 
 def test_the_breaker_and_the_signals_count_no_record_that_is_held_back(failing: MemoryLane) -> None:

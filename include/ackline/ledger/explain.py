@@ -119,10 +119,10 @@ def _holder(state: PartitionState, offset: int) -> HeldBy:
     pending = pending_at(state, offset)
     assert pending is not None
     held = holder_of(state.pending, offset) if pending.kind is PendingKind.HELD_BACK else None
-    if held is None:
-        return HeldBy(offset, pending.kind, pending.attempts, pending.due, pending.error_class)
-    behind = _holder(state, int(state.pending.starts[held[0]]))  # it becomes due with that one
-    return HeldBy(offset, pending.kind, pending.attempts, behind.due, pending.error_class, behind, held[1])
+    behind = _holder(state, int(state.pending.starts[held[0]])) if held is not None else None
+    due = behind.due if behind is not None else pending.due  # it becomes due with that one
+    same_key = held is None or held[1]
+    return HeldBy(offset, pending.kind, pending.attempts, due, pending.error_class, behind, same_key)
 
 
 def explain_partition(evidence: PartitionEvidence) -> PartitionExplanation:
