@@ -31,14 +31,14 @@ CEILINGS = {
     "answers": 1_685,
     "backfill": 1_156,
     "airflow": 2_516,
-    "ui": 2_513,
+    "ui": 2_514,
     "local": 2_262,
     "cli": 4_325,
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 58_618
-TESTS_CEILING = 71_931
+PACKAGE_CEILING = 58_619
+TESTS_CEILING = 71_932
 
 
 def lines(files: "list[Path]") -> int:

@@ -134,9 +134,10 @@ def _failure_marks(part: PartitionReading, scale: _Scale) -> Iterable[Markup]:
         for name, of_name in ((kind.value, ~lost), (f"{kind.value} lost", lost)):
             found[name] = _offsets_between(edges, chosen.starts[of_name], chosen.ends[of_name])
     counts = np.array(list(found.values()))
-    least = np.where(counts > 0, _SEEN_IN_LOG, 0)
+    # In a full column the high ones give way: the least heights of all kinds together are no higher than the bar.
+    present = np.maximum(1, (counts > 0).sum(axis=0))
+    least = np.where(counts > 0, np.minimum(_SEEN_IN_LOG, _BAR // present), 0)
     room = np.maximum(least, np.round(counts / np.maximum(1, np.diff(edges)) * _BAR)) - least
-    # In a full column the high ones give way. _SEEN_IN_LOG of all kinds together are no higher than the bar.
     fits = np.minimum(1, (_BAR - least.sum(axis=0)) / np.maximum(1, room.sum(axis=0)))
     heights = least + np.floor(room * fits)
     for name, foot, of_name in zip(found, np.cumsum(heights, axis=0) - heights, heights, strict=True):
