@@ -214,3 +214,13 @@ def test_a_dead_letter_that_is_not_acknowledged_holds_back_its_key() -> None:
     assert state.next_due is None
     released = fold(state, OffsetRange(2, 2), (), [OutcomeRow(0, 0, Outcome.DEAD, NOON)], MINUTE)
     assert released.next_due == NOON
+
+
+def test_of_a_key_the_lowest_comes_first_when_a_turn_can_not_read_all_that_waits() -> None:
+    """A follower that was read before the one in front of it would be held back once more."""
+    turns = []
+    for limit in (5, 1_000):
+        lane = OrderedLane([7] * 11, {0: 1, 1: 1}, limit=limit)
+        turns.append(len(list(lane.turns())))
+        assert [offset for offset, _ in lane.calls] == [0, 0, 1, 1, *range(2, 11)]
+    assert turns[0] <= turns[1] + 2

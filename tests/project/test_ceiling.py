@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_411,
-    "ledger": 4_299,
+    "ledger": 4_303,
     "pipeline": 3_388,
     "forms": 1_002,
     "kafka": 2_896,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 58_619
-TESTS_CEILING = 71_932
+PACKAGE_CEILING = 58_623
+TESTS_CEILING = 71_942
 
 
 def lines(files: "list[Path]") -> int:

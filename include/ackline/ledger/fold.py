@@ -310,10 +310,10 @@ def _pending_after(rows: OutcomeColumns, pending: PendingRuns, policy: Backoff, 
     rows = _with_keys(rows, pending)
     left = pending.minus((rows.offsets, rows.offsets + 1))
     left = left.plus(_pending_after_failures(rows.with_outcome(Outcome.FAILED), policy, seed))
-    for outcome, begun in ((Outcome.IN_FLIGHT, _in_flight), (Outcome.HELD_BACK, _held_back)):
-        if len(unsettled := rows.with_outcome(outcome)):
-            left = left.plus(begun(unsettled))
-    return left
+    if len(in_flight := rows.with_outcome(Outcome.IN_FLIGHT)):
+        left = left.plus(_in_flight(in_flight))
+    held_back = rows.with_outcome(Outcome.HELD_BACK)
+    return left.plus(_held_back(held_back, pending)) if len(held_back) else left
 
 
 def _with_keys(rows: OutcomeColumns, pending: PendingRuns) -> OutcomeColumns:
@@ -346,12 +346,16 @@ def _in_flight(rows: OutcomeColumns) -> PendingRuns:
     return PendingRuns(rows.offsets, rows.offsets + 1, codes, rows.deadlines, states, rows.keys).joined()
 
 
-def _held_back(rows: OutcomeColumns) -> PendingRuns:
+def _held_back(rows: OutcomeColumns, before: PendingRuns) -> PendingRuns:
     """Each row as pending until what holds it back is settled: the attempt that was planned was not made. Its due time
-    is since when it waits, so that of all that a turn may read the longest waiting comes first."""
+    is since when it waits, also if it is held back again. So of all that a turn may read the longest waiting come
+    first, and of a key the lowest."""
     kinds, codes = _distinct(rows.attempts)
     states = [PendingState(PendingKind.HELD_BACK, attempt - 1, None) for (attempt,) in kinds]
-    return PendingRuns(rows.offsets, rows.offsets + 1, codes, rows.handled_at, states, rows.keys).joined()
+    since, run = rows.handled_at.copy(), index_of_range(rows.offsets, before.ranges)
+    waited = (run >= 0) & before.in_state(is_held_back)[run] if len(before) else run >= 0
+    since[waited] = np.minimum(since[waited], before.dues[run[waited]])
+    return PendingRuns(rows.offsets, rows.offsets + 1, codes, since, states, rows.keys).joined()
 
 
 def _pending_after_failures(failed: OutcomeColumns, policy: Backoff, seed: str) -> PendingRuns:
