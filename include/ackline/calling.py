@@ -75,15 +75,17 @@ class ManagedHandler:
             self.open(run_here)
         except AcklineError as error:
             raise TaskFailure(error) from None
-        result = self._call(given) if self._emits else self.begin(given)
+        result = self.begin(given)
         if inspect.isasyncgen(result):
             return _as_generator(result)
         return run_here(result) if self.is_asynchronous else result
 
     def begin(self, given: Any) -> Any:
-        """Calls the handler, and returns what it returns; for an asynchronous one something to await. `open` must have
-        returned."""
+        """Calls the handler, and returns what it returns; for an asynchronous one something to await, or with `emits`
+        an asynchronous generator. `open` must have returned."""
         result = self._call(given)
+        if self._emits:
+            return result
         if inspect.isasyncgen(result):
             return _collected(result)
         return Yielded(result) if inspect.isgenerator(result) and self._is_generator else result
@@ -173,6 +175,11 @@ def with_errors(what: str, call: Callable[[], object], may_quote: bool = False) 
         said = "" if may_quote else f": {scrub(str(error), ())}"
         text = f"{what}: {type(error).__name__}{said}{'' if place is None else f' ({place})'}"
         raise (TransientError if isinstance(error, OSError) else FatalError)(text) from None
+
+
+def run_nothing(_: Any) -> Any:
+    """Stands for a loop where no handler needs one."""
+    raise AssertionError("a handler that needs no loop has something to await")
 
 
 _loop: tuple[int, asyncio.AbstractEventLoop] | None = None

@@ -18,12 +18,16 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
-from ackline import Record
+from ackline import Emit, Record, Tuple
 from ackline.handler import Tier
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.order import Order
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnId
+from ackline.pipeline.functions import load_steps
+from ackline.pipeline.topology import StepBlock, topology
+from ackline.trees.arrow_calls import Seeds
+from ackline.trees.calls import TreeCalls
 from ackline.worker.files import OutcomeTarget
 from ackline.worker.records import Records
 from ackline.worker.run import TaskRun
@@ -35,6 +39,8 @@ from tests.bench.figures import MIB, Figure, memory, reset_peak, show_figures, s
 
 TASKS, CONCURRENCY, RECORDS = 2, 100, 20_000
 KEYS = 10_000
+PORTION = 2_000
+"""Records whose trees a task delivers at a time."""
 BATCH, BATCH_BYTES = 10_000, 32 * MIB
 """The most that Spark gives a task at a time."""
 WAIT, LEAST, MOST = 0.02, 0.001, 0.2
@@ -73,6 +79,16 @@ def nothing(record: Record) -> None:
     """Does nothing."""
 
 
+async def wait_in_step(given: Tuple) -> None:
+    """Waits for a tuple."""
+    await asyncio.sleep(WAIT)
+
+
+def block_in_step(given: Tuple) -> None:
+    """Waits for a tuple in a thread."""
+    time.sleep(WAIT)
+
+
 def main() -> None:
     options = sizes_from("waiting", __doc__, records=(RECORDS, "records of each of the two tasks"))
     records: int = options.records
@@ -83,6 +99,7 @@ def main() -> None:
     by_key = measured(_in_a_run, records, "wait", Order.KEY)
     failing = measured(_in_a_run, records, "wait_or_fail", Order.KEY)
     nothing = {order: measured(_in_a_run, records, "nothing", order, None) for order in (Order.NONE, Order.KEY)}
+    steps = {name: measured(_in_a_step, records, name) for name in ("wait_in_step", "block_in_step")}
     large = measured(_in_a_task, records // 4, "wait", 1000, 10_000)
 
     def rate(name: str) -> float:
@@ -95,6 +112,18 @@ def main() -> None:
         Figure("async def, 20 ms", rate("wait"), "records/s", least=0.85 * at_once / WAIT),
         Figure("threads, 20 ms", rate("block"), "records/s", least=0.7 * at_once / WAIT),
         Figure("async def, 1 to 200 ms", rate("wait_drawn"), "records/s", least=0.85 * at_once / mean),
+        Figure(
+            "a step, async def, 20 ms",
+            TASKS * records / steps["wait_in_step"].seconds,
+            "tuples/s",
+            least=0.85 * at_once / WAIT,
+        ),
+        Figure(
+            "a step, threads, 20 ms",
+            TASKS * records / steps["block_in_step"].seconds,
+            "tuples/s",
+            least=0.7 * at_once / WAIT,
+        ),
         Figure("a loop by hand, 20 ms", TASKS * records / by_hand.seconds, "records/s"),
         Figure("async def, more than the loop by hand", cpu(tasks["wait"]) - cpu(by_hand), "µs of CPU", most=25),
         Figure("threads", cpu(tasks["block"]), "µs of CPU", most=60),
@@ -164,6 +193,30 @@ def _in_a_run(records: int, handler: str, order: Order, concurrency: int | None 
             list(run.finish())
 
     return _timed(work)
+
+
+def _emit(record: Record) -> Emit:
+    return Emit("x" * 100)
+
+
+def _in_a_step(records: int, handler: str) -> Measured:
+    step = StepBlock(name="wait", handler=f"{__name__}:{handler}", input=["source"], concurrency=CONCURRENCY)
+    of, tp = topology([step]), TopicPartition("orders", 0)
+    calls = TreeCalls(of, load_steps(of), [tp], lambda: 1)
+    calls.call_ahead()
+    seeds: Seeds = {(tp.topic, tp.partition): (0, 4711)}
+
+    def work() -> None:
+        for batch in _batches(records, 190):
+            for start in range(0, len(batch), PORTION):
+                for record in batch.slice(start, PORTION):
+                    calls.call_source(_emit, record, seeds)
+                    calls.advance()
+                calls.end()
+
+    result = _timed(work)
+    calls.ahead.close()
+    return result
 
 
 def _by_hand(records: int) -> Measured:

@@ -129,9 +129,17 @@ def test_arrow_handlers_take_tuples_and_emit_but_can_not_be_isolated_then() -> N
         assert caught.value.key == "handler_isolation"
 
 
-def steps(handler: str) -> Topology:
+@pytest.mark.usefixtures("shop")
+def test_calls_of_a_step_with_an_arrow_handler_are_not_under_way_at_once() -> None:
+    check_functions("shop:good", None, False, steps("shop:good", 2), concurrency=2)
+    with pytest.raises(ConfigError, match="gets many records in one call") as caught:
+        check_functions("shop:good", None, False, steps("shop:batches", 2))
+    assert caught.value.key == "steps.price.concurrency"
+
+
+def steps(handler: str, concurrency: int | None = None) -> Topology:
     """One step with this handler."""
-    return topology([StepBlock(name="price", handler=handler, input=["source"])])
+    return topology([StepBlock(name="price", handler=handler, input=["source"], concurrency=concurrency)])
 
 
 MODULE = "tests.pipeline.filters"

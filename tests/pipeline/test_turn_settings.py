@@ -73,10 +73,10 @@ def test_dead_letters_of_an_open_turn_are_read_under_the_isolation_level_of_its_
 
 
 def test_a_step_of_the_plan_calls_the_handler_that_the_file_names_for_it_now() -> None:
-    mended = [{"name": "price", "handler": "handlers.shop:mended", "input": "source.items"}]
+    mended = [{"name": "price", "handler": "handlers.shop:mended", "input": "source.items", "concurrency": 9}]
     steps = of_turn(Pipeline.model_validate(FILE | {"steps": mended}), steps=OTHER["steps"]).steps
     assert steps is not None
-    assert [(step.handler, step.input) for step in steps] == [("handlers.shop:mended", ["source"])]
+    assert [(step.handler, step.input, step.concurrency) for step in steps] == [("handlers.shop:mended", ["source"], 9)]
     assert [step.handler for step in of_turn(steps=OTHER["steps"]).steps or []] == ["handlers.shop:price"]
 
 

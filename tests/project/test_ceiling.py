@@ -11,16 +11,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
-    "the root": 1_411,
+    "the root": 1_418,
     "ledger": 4_303,
-    "pipeline": 3_388,
+    "pipeline": 3_418,
     "forms": 1_002,
     "kafka": 2_896,
     "delta": 2_923,
     "tables": 2_535,
     "audit": 1_196,
-    "worker": 4_553,
-    "trees": 4_458,
+    "worker": 4_887,
+    "trees": 4_562,
     "spark": 3_112,
     "lane": 3_069,
     "outputs": 2_070,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 58_623
-TESTS_CEILING = 71_942
+PACKAGE_CEILING = 59_098
+TESTS_CEILING = 72_389
 
 
 def lines(files: "list[Path]") -> int:

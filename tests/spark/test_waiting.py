@@ -5,6 +5,7 @@ import pytest
 from ackline.errors import TransientError
 from ackline.ledger.order import Order, Waiting
 from ackline.pipeline.properties import key_hash
+from ackline.pipeline.topology import StepBlock, topology
 from tests.spark.lab import Lab, each_runner
 from tests.spark.waiting import TOGETHER
 
@@ -20,6 +21,21 @@ def test_calls_of_fresh_records_and_of_retries_are_under_way_at_once(lab: Lab, h
     retries = dict.fromkeys(range(TOGETHER), 2)
     job = lab.job(f"{WAITING}:{handler}", {tp: (TOGETHER, 3 * TOGETHER)}, {other: retries}, concurrency=TOGETHER)
     assert lab.run(job).calls == 3 * TOGETHER
+    assert {outcome for _, outcome, _ in lab.outcomes(job)} == {"acked"}
+
+
+@each_runner
+def test_calls_of_a_step_and_of_the_source_before_it_are_under_way_at_once(lab: Lab) -> None:
+    step = StepBlock(
+        name="meets", handler=f"{WAITING}:Meet", input=["source"], group_by="key", concurrency=TOGETHER
+    )  # fmt: skip
+    tp = lab.put(*[b"x"] * 3 * TOGETHER)
+    job = lab.job(
+        f"{WAITING}:meet_and_emit", {tp: (0, 3 * TOGETHER)}, topology=topology([step]), concurrency=TOGETHER
+    )  # fmt: skip
+    result = lab.run(job)
+    assert result.steps is not None
+    assert {name: done.acked for name, done in result.steps.steps.items()}["meets"] == 3 * TOGETHER
     assert {outcome for _, outcome, _ in lab.outcomes(job)} == {"acked"}
 
 

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from typing import Any
 
-from ackline import Record
+from ackline import Emit, Record
 from tests.spark.handlers import by_word
 
 TOGETHER = 8
@@ -16,6 +16,12 @@ _threads = threading.Barrier(TOGETHER)
 def meet(record: Record) -> None:
     """Waits for seven other threads."""
     _threads.wait(_SECONDS)
+
+
+def meet_and_emit(record: Record) -> Emit:
+    """Waits for seven other threads, and emits."""
+    meet(record)
+    return Emit("x", key="k")
 
 
 class Meet:

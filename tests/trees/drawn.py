@@ -5,12 +5,16 @@ order the handlers are called. `left_by` returns all that a tree leaves: outcome
 got.
 """
 
+import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from random import Random
+from time import sleep
+from types import GeneratorType
 from typing import Any
 from zlib import crc32
 from zoneinfo import ZoneInfo
@@ -255,7 +259,35 @@ def source_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     })  # fmt: skip
 
 
+def _overlapping(form: str, call: Callable[[Any], Any]) -> Any:
+    """The same handler, whose calls overlap: on threads, or on an event loop in one of two ways."""
+    pauses = Random(form)
+
+    def on_a_thread(given: Any) -> Any:
+        sleep(pauses.random() / 5_000)
+        return call(given)
+
+    async def on_a_loop(given: Any) -> Any:
+        for _ in range(pauses.randrange(4)):
+            await asyncio.sleep(0)
+        return call(given)
+
+    async def yielding(given: Any) -> Any:
+        result = call(given)
+        several = isinstance(result, GeneratorType | list | tuple | Iterator)
+        for answer in result if several else [] if result is None else [result]:
+            yield answer
+            for _ in range(pauses.randrange(3)):
+                await asyncio.sleep(0)
+
+    return {"thread": on_a_thread, "loop": on_a_loop, "yielding": yielding}[form]
+
+
+FORMS = ("thread", "loop", "yielding")
+for _form in FORMS:
+    globals()[f"source_{_form}"] = _overlapping(_form, source)
 for _number in range(MOST_STEPS):
+    globals().update({f"one{_number}_{_form}": _overlapping(_form, _one(f"s{_number}")) for _form in FORMS})
     globals()[f"one{_number}"], globals()[f"join{_number}"] = _one(f"s{_number}"), _join(f"s{_number}")
     globals()[f"batch{_number}"] = _batches(f"s{_number}", join=False)
     globals()[f"joinbatch{_number}"] = _batches(f"s{_number}", join=True)
@@ -290,8 +322,27 @@ def _topology(random: Random, records_only: bool) -> Topology:
     return topology(steps, [OutputBlock.model_validate(output) for output in chosen])
 
 
-def left_by(number: int, lab: TaskLab, folder: Path) -> Mapping[str, list[str]]:
-    """What the tree with this number leaves. Each 150th tree runs with isolated handlers, in other processes."""
+def _overlap(random: Random, of: Topology, handler: str) -> tuple[Topology, str, int | None]:
+    """The topology with record steps whose calls overlap, and the same of the handler of records."""
+
+    def drawn(path: str) -> tuple[str, int | None]:
+        form = random.choice(FORMS)
+        return f"{path}_{form}", random.choice([2, 3, 8] if form == "thread" else [2, 3, None])
+
+    steps = {}
+    for step in of.steps:
+        if ":one" in step.handler and random.random() < 0.8:
+            path, concurrency = drawn(step.handler)
+            steps[step.number] = replace(step, handler=path, concurrency=concurrency)
+    ordered = tuple(steps.get(step.number, step) for step in of.steps)
+    takers = {stream: tuple(steps.get(step.number, step) for step in taken) for stream, taken in of.consumers.items()}
+    overlapping = replace(of, steps=ordered, consumers=takers)
+    return overlapping, *(drawn(handler) if handler == "source" and random.random() < 0.7 else (handler, None))
+
+
+def left_by(number: int, lab: TaskLab, folder: Path, overlapping: bool = False) -> Mapping[str, list[str]]:
+    """What the tree with this number leaves, also if calls overlap. Each 150th tree runs with isolated handlers, in
+    other processes."""
     random = Random(f"tree {number}")
     isolated = number % 150 == 149
     of = _topology(random, isolated)
@@ -309,9 +360,12 @@ def left_by(number: int, lab: TaskLab, folder: Path) -> Mapping[str, list[str]]:
         )
     if prefix == "wait" and handler == "source":
         settings["tokens"] = _SIGNER
+    path, concurrency = handler, None
+    if overlapping:
+        settings["topology"], path, concurrency = _overlap(Random(f"calls {number}"), of, handler)
     retries = {tps[1]: dict.fromkeys(range(6), 2)} if random.random() < 0.3 else {}
     fresh = {tp: (0, 6) for tp in tps if tp not in retries}
-    job = lab.job(f"{__name__}:{handler}", fresh, retries, **settings)
+    job = lab.job(f"{__name__}:{path}", fresh, retries, concurrency=concurrency, **settings)
     seen.clear()
     result = lab.replayed(job)
     assert result.steps is not None

@@ -17,8 +17,8 @@ from tests.worker.task_lab import TaskLab
 DIGESTS = (Path(__file__).parent / "drawn.txt").read_text().split()
 
 
-def digest(number: int, lab: TaskLab, folder: Path) -> str:
-    left = json.dumps(left_by(number, lab, folder), sort_keys=True)
+def digest(number: int, lab: TaskLab, folder: Path, overlapping: bool = False) -> str:
+    left = json.dumps(left_by(number, lab, folder, overlapping), sort_keys=True)
     return blake2b(left.encode(), digest_size=6).hexdigest()
 
 

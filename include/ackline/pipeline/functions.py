@@ -93,11 +93,21 @@ def load_steps(topology: Topology) -> list[Handler]:
     return [load_step(step) for step in sorted(topology.steps, key=lambda step: step.number)]
 
 
+_BATCHES = (
+    "is an Arrow or a column handler, which gets many records in one call; remove this key (an Arrow handler may make "
+    "calls of its own at once), or write a record handler"
+)
+
+
 def load_step(step: Step) -> Handler:
-    """Imports the handler of a step. Raises ConfigError as `load_steps` does."""
+    """Imports the handler of a step. Raises ConfigError as `load_steps` does, and for an Arrow handler of which several
+    calls are to be under way."""
     key = f"steps.{step.name}.handler"
     handler = load_handler(step.handler, key, emits=True)
     check_emits(handler, step.handler, key)
+    if tier_of(handler) is Tier.ARROW and (step.concurrency or 1) > 1:
+        key = f"steps.{step.name}.concurrency"
+        raise ConfigError(f"{key}: {step.handler} {_BATCHES}", key=key)
     return handler
 
 
@@ -128,8 +138,7 @@ def check_concurrency(functions: Sequence[StreamFunctions], paths: Sequence[str]
         return
     if (concurrency or 1) > 1:
         raise ConfigError(
-            f"concurrency: {batched[0]} is an Arrow or a column handler, which gets many records in one call; remove "
-            f"this key (an Arrow handler may make calls of its own at once), or write a record handler",
+            f"concurrency: {batched[0]} {_BATCHES}",
             key="concurrency",
         )
     if len(functions) > 1 and any(function.needs_loop for function in functions):

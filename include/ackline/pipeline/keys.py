@@ -292,9 +292,12 @@ RULES = (
         "an output table holds the rows of acked records, which `tracking` finds; remove this key",
     ),
     Rule(
-        ("concurrency", "steps", "outputs"),
-        lambda file: (file.concurrency or 1) > 1 and (file.steps is not None or file.outputs is not None),
-        "with `steps` or `outputs` a task calls one handler after the other; remove this key",
+        ("concurrency", "order", "steps", "outputs"),
+        lambda file: (
+            (file.concurrency or 1) > 1 and file.order is not Order.NONE and (file.steps or file.outputs) is not None
+        ),
+        "with `steps` or `outputs` and an `order` a task calls the handler of records for one after the other; remove "
+        "this key",
     ),
     Rule(
         ("order", "audit"),

@@ -132,8 +132,8 @@ def _problems_between_valid_keys(data: Mapping[str, Any], problems: Iterable[Err
 
 FROM_FILE = frozenset(
     {
-        # The handler's code, which a deploy replaces while a turn is open, and how its calls are watched. The handlers
-        # of steps belong here too, each by the name of its step.
+        # The handler's code, which a deploy replaces while a turn is open, and how its calls are made and watched. The
+        # same keys of steps belong here too, each by the name of its step.
         *("handler", "filter", "streams", "decode", "schema_registry", "handler_isolation", "record_timeout"),
         "concurrency",
         *("listener", "debug"),
@@ -147,6 +147,8 @@ FROM_FILE = frozenset(
     }
 )
 """The keys that an open turn takes from the pipeline file as it is now. It takes every other key from its plan."""
+_OF_STEP_FROM_FILE = ("handler", "concurrency")
+"""The keys of a step of which the same holds."""
 
 
 _STORED_FIELDS: dict[str, Any] = {
@@ -212,8 +214,10 @@ class TurnSettings:
 
     @property
     def wiring(self) -> list[dict[str, Any]]:
-        """The steps without their handlers, which come from the file."""
-        return [{key: step[key] for key in step if key != "handler"} for step in self._value("steps") or ()]
+        """The steps without what comes from the file: their handlers, and how many calls of them are under way."""
+        return [
+            {key: step[key] for key in step if key not in _OF_STEP_FROM_FILE} for step in self._value("steps") or ()
+        ]
 
 
 def claims(plan: Plan) -> bool:
@@ -236,9 +240,10 @@ def pipeline_of_turn(file: Pipeline, plan: Plan) -> Pipeline:
         ) from None
     settings: dict[str, Any] = {name: getattr(stored, name) for name in _STORED_FIELDS}
     if settings["steps"]:
-        handlers = {step.name: step.handler for step in file.steps or ()}
+        now = {step.name: step for step in file.steps or ()}
         settings["steps"] = [
-            step.model_copy(update={"handler": handlers.get(step.name, step.handler)}) for step in settings["steps"]
+            step.model_copy(update={key: getattr(now.get(step.name, step), key) for key in _OF_STEP_FROM_FILE})
+            for step in settings["steps"]
         ]
     # What the turn has read under the isolation level of its plan, settle reads again under it, for dead letters.
     settings["kafka"] = file.kafka.model_copy(update={"isolation": plan.isolation})

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ackline.handler import DEFAULT_STREAM, SOURCE
 from ackline.pipeline.field_types import CodePath, InputStreams, StepName, StrictBlock
@@ -29,6 +29,7 @@ class StepBlock(StrictBlock):
     input: InputStreams
     group_by: Literal["key"] | None = None
     join: bool = False
+    concurrency: int | None = Field(None, ge=1, le=10_000)
 
     @model_validator(mode="after")
     def _check_join(self) -> "StepBlock":
@@ -64,6 +65,8 @@ class Step:
     inputs: tuple[Stream, ...]
     grouped: bool
     join: bool
+    concurrency: int | None = None
+    """Calls under way at once, at most; None for 1, or for an asynchronous handler the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +105,21 @@ def topology(steps: Sequence[StepBlock], outputs: Sequence[OutputBlock] = ()) ->
 
     Raises pydantic's error, with the key, if two steps have the same name, an input names no step, or a step can't be
     reached from `source`, because it takes its own tuples or those of steps after it; and if an output takes from no
-    step, or two outputs write to one table.
+    step, or two outputs write to one table, or calls of a join are to be under way at once.
     """
     _check_names(steps)
     _check_streams(steps)
     _check_outputs(steps, outputs)
     declared = [
-        Step(number, block.name, block.handler, _parsed(block.input), block.group_by is not None, block.join)
+        Step(
+            number,
+            block.name,
+            block.handler,
+            _parsed(block.input),
+            block.group_by is not None,
+            block.join,
+            block.concurrency,
+        )
         for number, block in enumerate(steps)
     ]
     ordered = _ordered(declared)
@@ -143,6 +154,8 @@ def _check_names(steps: Sequence[StepBlock]) -> None:
             )
         if block.name in names:
             raise error_at(("steps", number, "name"), f"two steps are named {block.name}; rename one of them")
+        if block.join and (block.concurrency or 1) > 1:
+            raise error_at(("steps", number, "concurrency"), "a join gets one key after the other; remove this key")
         names.add(block.name)
 
 

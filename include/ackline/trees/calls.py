@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ackline.calling import TaskFailure
+from ackline.calling import ASYNC_CONCURRENCY, ManagedHandler, TaskFailure
 from ackline.handler import SOURCE, Handler, InFlight, Origin, Record, Tier, Tuple, new_tuple, tier_of
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import NEVER
@@ -28,6 +28,7 @@ from ackline.trees.parcels import Arrived, Unfit, next_portion, numbers_of_keys
 from ackline.trees.payload import unpack
 from ackline.trees.rows import Edges, Int64s, Lists, changes, root_ids
 from ackline.trees.tuples import MAX_BYTES, MAX_ROWS, Content, EmittedRows, Packed, Tuples
+from ackline.worker.ahead import CallsAhead, Made, TaskCalls
 from ackline.worker.call import end_forked_copy, forks, in_flight_outcome
 from ackline.worker.outcomes import RowOutcome, outcome_of_exception
 from ackline.worker.progress import note_calls
@@ -37,6 +38,8 @@ _FIRST_NEAR, _MOST_NEAR = 8, 512
 in memory until the batch ends."""
 _MOST_NEAR_BYTES = 256 << 10
 """Bytes of tuples after which the steps without `group_by` are called, about at most."""
+_MOST_AHEAD_BYTES, _ROUNDS = 4 << 20, 16
+"""The same bytes if several calls may be under way, and how many tuples then wait for each of them."""
 _CALLS_NOTED = 64
 """After so many calls a loop notes its progress."""
 _new = tuple.__new__  # a named tuple's own constructor takes three times as long, and there is one for each edge
@@ -82,10 +85,27 @@ class TreeCalls(Delivery):
         self._step_readers = {step.number: CallReader(self.readers, step) for step in topology.steps}
         self._near = [step for step in topology.steps if not step.grouped]
         self._near_records = [step for step in self._near if not self.takes_batches(step)]
-        self._most_near = _FIRST_NEAR
+        self.ahead = TaskCalls(self.now)
+        self._ahead: dict[int, CallsAhead] = {}
+        """By the number of a step, its calls, if several may be under way at once or if they need an event loop."""
+        self._most_near, self._near_rows, self._near_bytes = _FIRST_NEAR, _MOST_NEAR, _MOST_NEAR_BYTES
         self._weight = _FIRST_WEIGHT if len(self._near) > len(self._near_records) else 1.0
         """How many times larger a batch becomes when the Arrow steps at its end are called, as the last one did."""
         self.begin()
+
+    def call_ahead(self) -> None:
+        """Lets calls of record steps be under way at once, as the file says."""
+        for step in self._steps:
+            handler = self._handlers[step.number]
+            managed = handler if isinstance(handler, ManagedHandler) else None
+            default = ASYNC_CONCURRENCY if managed and managed.is_asynchronous and not step.join else 1
+            limit = step.concurrency or default
+            if self.takes_batches(step) or (limit == 1 and not (managed and managed.needs_loop)):
+                continue
+            self._ahead[step.number] = self.ahead.of([handler], limit, limit)
+            if limit > 1 and not step.grouped:
+                self._most_near = self._near_rows = max(self._near_rows, min(_ROUNDS * limit, MAX_ROWS))
+                self._near_bytes = _MOST_AHEAD_BYTES
 
     def reader(self, step: Step) -> CallReader:
         """Returns what reads the answers of a step, and holds what its calls have emitted."""
@@ -119,7 +139,7 @@ class TreeCalls(Delivery):
         """Calls the steps without `group_by` if many tuples wait for them. Returns whether the batch should end. Call
         it after each record."""
         waiting = self.source.emitted
-        if self._near_records and (len(waiting.keys) >= self._most_near or waiting.size >= _MOST_NEAR_BYTES):
+        if self._near_records and (len(waiting.keys) >= self._most_near or waiting.size >= self._near_bytes):
             self._deliver_source()
             return self.full
         return (self.size + waiting.weight) * self._weight >= MAX_BYTES
@@ -137,31 +157,35 @@ class TreeCalls(Delivery):
 
     # ---- records ----------------------------------------------------------------------------------------------------
 
-    def call_source(self, handler: Handler, record: Record, seeds: Seeds) -> InFlight | None:
-        """Calls the handler of a record. `seeds` is None if trees are not tracked. A record that emits nothing, or that
-        is not tracked, has no event. Returns the InFlight of such a record, if its handler yielded one. For other
-        records returns None: their event holds the deadline. Raises what the handler raises, and InvalidOutcome:
-        nothing of its answers counts then."""
+    def call_source(self, handler: Handler, record: Record, seeds: Seeds, made: Made | None = None) -> InFlight | None:
+        """Calls the handler of a record, unless the call is `made`. `seeds` is None if trees are not tracked. A record
+        that emits nothing, or that is not tracked, has no event. Returns the InFlight of such a record, if its handler
+        yielded one. For other records returns None: their event holds the deadline. Raises what the handler raises,
+        and InvalidOutcome: nothing of its answers counts then."""
         mark, begun = len(self.source.emitted.keys), perf_counter_ns()
         try:
-            others, due = self.read_source(handler, record)
+            others, due = self.read_source(handler, record, made)
         finally:
-            ended = perf_counter_ns()
+            begun, ended = (begun, perf_counter_ns()) if made is None else (made.begun, made.ended)
             self.figures.spans[SOURCE_STEP].append(ended - begun)
         return self.called_source(record, seeds, begun, ended, len(self.source.emitted.keys) - mark, others, due)
 
-    def read_source(self, handler: Handler, record: Record) -> tuple[Sequence[InFlight], int | None]:
-        """Calls the handler of a record. Returns its InFlight and the deadline, in microseconds since 1970, NEVER
-        without one; None if it is not in flight. `source` has what it has emitted. Raises what `call_source` raises."""
+    def read_source(
+        self, handler: Handler, record: Record, made: Made | None = None
+    ) -> tuple[Sequence[InFlight], int | None]:
+        """Calls the handler of a record, unless the call is `made`. Returns its InFlight and the deadline, in
+        microseconds since 1970, NEVER without one; None if it is not in flight. `source` has what it has emitted.
+        Raises what `call_source` raises."""
         emitted = self.source.emitted
         mark, size = len(emitted.keys), emitted.size
         try:
-            others = self.source.read(handler(record), (record,), handler, lambda: texts_of_record(record))
+            result = handler(record) if made is None else made.answer()
+            others = self.source.read(result, (record,), handler, lambda: texts_of_record(record))
             if self.forks != forks():  # before a step is called: the copy would call it a second time
                 end_forked_copy()
             if not others:
                 return (), None
-            due = in_flight_outcome(others[0], 0, self.now()).due
+            due = in_flight_outcome(others[0], 0, self.now() if made is None else made.time).due
             return others, NEVER if due is None else due
         except BaseException:
             emitted.cut(mark, size)
@@ -219,7 +243,7 @@ class TreeCalls(Delivery):
             self.arrow.call_arrived(step, arrived)
             return len(arrived) if isinstance(arrived, Arrived) else 0
         assert isinstance(arrived, Arrived)
-        most = _MOST_NEAR if self._near_records else MAX_ROWS
+        most = self._near_rows if self._near_records else MAX_ROWS
         if step.join:
             most = _end_of_key(arrived.content.content, most)
         done = self._call_tuples(step, arrived.slice(0, most).tuples(self.batch.roots))
@@ -234,7 +258,7 @@ class TreeCalls(Delivery):
         waiting = sum(len(part) for step in self._near_records for part in self.waiting.get(step.number, ()))
         called = self._call_near(self._near_records)
         if called:  # what they emit should fill no more than a part of the batch
-            self._most_near = next_portion(waiting, 8 * (self._fill - before), self._most_near, _MOST_NEAR)
+            self._most_near = next_portion(waiting, 8 * (self._fill - before), self._most_near, self._near_rows)
         return called
 
     def _call_near(self, steps: Sequence[Step]) -> bool:
@@ -254,7 +278,7 @@ class TreeCalls(Delivery):
                         self._call_near([later for later in steps[place + 1 :] if later in self._near_records])
                     # Some at a time: a loop that ends early has prepared all of its tuples.
                     done = self._call_tuples(step, tuples.slice(start, start + most))
-                    start, most = start + done, min(2 * done, _MOST_NEAR)
+                    start, most = start + done, min(2 * done, self._near_rows)
         return called
 
     def _call_tuples(self, step: Step, tuples: Tuples) -> int:
@@ -287,25 +311,31 @@ class TreeCalls(Delivery):
             start, end = bounds[len(counts) : len(counts) + 2].tolist()
             return texts_of(content.keys[start:end], content.payloads[start:end])
 
+        ahead, call, weight = self._ahead.get(step.number), handler, tuples.size // max(1, len(tuples))
+        if ahead is not None:
+            arguments, call = ahead.arguments(handler, arguments), ahead.answer
         for argument in arguments:
             given: Sequence[Any] = argument if step.join else (argument,)  # type: ignore[assignment]
             mark, size, begun = len(keys), emitted.size, perf_counter_ns()
             try:
-                others = reader.read(handler(argument), given, handler, texts)
+                others = reader.read(call(argument), given, handler, texts)
                 if before != forks():
                     end_forked_copy()
                 if others:
                     calls.others[len(counts)] = others
-            except TaskFailure:
-                raise
+            except TaskFailure as failure:
+                raise failure.error from None
             except BaseException as error:  # sys.exit, too, is the outcome of this call alone
                 if before != forks():
                     end_forked_copy(error)
                 emitted.cut(mark, size)
                 calls.failures[len(counts)] = outcome_of_exception(error, 0, None, self.now(), lambda _: texts())
-            spans.append(perf_counter_ns() - begun)
+            spans.append(perf_counter_ns() - begun if ahead is None else ahead.lasted)
             counts.append(len(keys) - mark)
-            if len(keys) >= most or emitted.size >= room:
+            is_full = len(keys) >= most or emitted.size >= room
+            if ahead is not None:
+                ahead.weigh(emitted.size - size + weight, is_full)
+            elif is_full:
                 break
             if not len(counts) % _CALLS_NOTED and step.grouped:
                 note_calls(_CALLS_NOTED)
@@ -319,7 +349,7 @@ class TreeCalls(Delivery):
     @property
     def room(self) -> int:
         """How many bytes the calls of a loop may emit until it ends: until the batch is full, but at least a few."""
-        return max(_MOST_NEAR_BYTES, min(_MOST_NEAR_BYTES if self._near_records else MAX_BYTES, MAX_BYTES - self.size))
+        return max(_MOST_NEAR_BYTES, min(self._near_bytes if self._near_records else MAX_BYTES, MAX_BYTES - self.size))
 
     def _inputs(self, tuples: Tuples) -> Iterator[Tuple]:
         """Yields tuples as handlers get them. Each is unpacked when it is asked for: an unpacked value may take twenty

@@ -154,7 +154,9 @@ def tree_calls(settings: TaskSettings, now: Clock, outputs: OutputRows | None, s
     topology = settings.replay.topology
     assert topology is not None
     given = settings.topic_partitions, now, outputs, edge_log_of(settings), step, part_of_task(), settings.parts
-    return TreeCalls(topology, load_steps(topology), *given)
+    calls = TreeCalls(topology, load_steps(topology), *given)
+    calls.call_ahead()
+    return calls
 
 
 class IsolatedTreeCalls(TreeCalls):

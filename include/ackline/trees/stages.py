@@ -5,6 +5,7 @@ others. `handle_step` calls the handler of a step on the tuples that are address
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Self
@@ -13,9 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackline.calling import close_handlers
+from ackline.calling import TaskFailure, close_handlers
+from ackline.errors import AcklineError
 from ackline.handler import SOURCE, Handler, InFlight, Record, StepCounts, Tier, tier_of
 from ackline.ledger.offsets import Bools
+from ackline.ledger.order import Order
 from ackline.pipeline.topology import SOURCE_STEP, Step, Topology
 from ackline.trees.arrow_calls import Seeds
 from ackline.trees.batch import Ended, Outbox
@@ -26,13 +29,16 @@ from ackline.trees.output_rows import OutputRows
 from ackline.trees.parcels import Arrivals, Arrived, Unfit, next_portion
 from ackline.trees.rows import seed_of
 from ackline.trees.tuples import MAX_ROWS
+from ackline.worker.ahead import Job
+from ackline.worker.call import call_record_handler
 from ackline.worker.isolation.handler_process import IsolatedHandler
-from ackline.worker.outcomes import Outcomes, RowOutcome, outcome_clock
+from ackline.worker.outcomes import NOT_CALLED, Outcomes, RowOutcome, outcome_clock
+from ackline.worker.portions import Choose, WaitingHandlers
 from ackline.worker.progress import TaskProgress
 from ackline.worker.records import Int64s, Records
 from ackline.worker.run import TaskRun, check_start, ignore_ctrl_c, naming_host, part_of_task
 from ackline.worker.settings import TaskSettings, manifest
-from ackline.worker.streams import CallHandler, load_call
+from ackline.worker.streams import CallHandler, load_call, load_waiting, without_tombstones
 from ackline.worker.under_way import CallsUnderWay
 
 _FIRST_PORTION = 20
@@ -40,6 +46,8 @@ _FIRST_PORTION = 20
 _MAX_PORTION, _MAX_ISOLATED, _MAX_BATCH = 2_000, 500, 10_000
 """Records of a batch of calls, at most: for a record handler, for one that is isolated, and for an Arrow handler. A
 batch for a record handler ends earlier, with the record whose call fills it."""
+_ROUNDS = 16
+"""Records of a batch for each call that may be under way: the last ones of a batch leave some of them idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +131,10 @@ class SourceRun(TaskRun):
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._collection.__exit__(None, None, None)
+        if kind is not None:
+            self._trees.ahead.stop()
         super().__exit__(kind, error, trace)
+        self._trees.ahead.close()
         if kind is not None and self._outputs is not None:
             self._outputs.discard()
 
@@ -147,7 +158,47 @@ class SourceRun(TaskRun):
             self._trees = tree_calls(self._settings, self._clock, self._outputs, SOURCE_STEP)
             if self._takes_batches:
                 self._portion = _FIRST_PORTION
-            return call
+            # With an order, a call begins only once it is known how the one before it has ended.
+            waiting = load_waiting(settings, self._settings.tier) if settings.order is Order.NONE else None
+            return call if waiting is None else self._calling_ahead(waiting)
+
+    def _calling_ahead(self, waiting: WaitingHandlers) -> CallHandler:
+        """Returns a function that calls the handler of records, of which several calls are under way. What each emits
+        is delivered in the order of records."""
+        ahead = self._trees.ahead.of(waiting.handlers, waiting.limit, waiting.threads)
+        self._portion = max(self._portion, min(_ROUNDS * waiting.limit, _MAX_BATCH))
+
+        def call(records: Records) -> Outcomes:
+            choose, payload_of = waiting.choose(records.tp.topic)
+            weight = (records.keys.nbytes + records.values.nbytes) // len(records)
+            # If the portion before was full early, the calls for the first of these have begun.
+            unbegun = records.slice(min(len(ahead), len(records)), len(records))
+            results, times = ahead.over(_job(choose, record) for record in unbegun), list[int]()
+
+            def read(_: Record) -> InFlight | None:
+                try:
+                    made = next(results)
+                except AcklineError as error:
+                    raise TaskFailure(error) from None
+                times.append(made.time)
+                if made.handler is None:
+                    return made.answer()  # type: ignore[no-any-return] # which raises
+                size = self._trees.source.emitted.size
+                try:
+                    return self._trees.call_source(made.handler, made.argument, self._seeds, made)
+                finally:
+                    ahead.weigh(self._trees.source.emitted.size - size + weight)
+
+            outcomes = call_record_handler(
+                read, records, self._clock, payload_of(records), is_full=lambda: self._trees.advance()
+            )
+            outcomes.handled_at[:] = times
+            outcomes.not_acked = [_ended_at(outcome, times[outcome.row]) for outcome in outcomes.not_acked]
+            outcomes.calls -= sum(outcome.error_class in NOT_CALLED for outcome in outcomes.not_acked)
+            return outcomes
+
+        deliver = self._settings.replay.deliver_tombstones
+        return lambda records: without_tombstones(call, records, self._clock, deliver)
 
     def _delivering(self, handler: Handler) -> Handler:
         """Returns a function that calls the handler, and delivers what it emits before it returns."""
@@ -168,7 +219,9 @@ class SourceRun(TaskRun):
         """Calls the handler until its tuples fill a batch, and stores the outcomes of the trees that have ended."""
         assert self._call is not None
         assert not isinstance(self._call, CallsUnderWay)
-        outcomes = self._call(records)
+        if (gate := self.gate(records.tp)) is not None:
+            records = self.ordered(records)
+        outcomes = self._call(records) if gate is None else self.call_gated(records, gate)
         self._calls += outcomes.calls
         self._handled = len(outcomes.handled_at)
         records = records.slice(0, self._handled)
@@ -221,6 +274,20 @@ class SourceRun(TaskRun):
         """Closes the files. Yields the rows that are left, the last of which holds the task's manifest."""
         yield from self._outbox.take(last=True)
         yield self._outbox.manifest(self._manifest())
+
+
+def _job(choose: Choose, record: Record) -> Job:
+    try:
+        return *choose(record), None
+    except TaskFailure as failure:
+        raise failure.error from None
+    except BaseException as error:  # of a filter, or because nothing takes the record
+        return None, record, error
+
+
+def _ended_at(outcome: RowOutcome, time: int) -> RowOutcome:
+    due = None if outcome.due is None else outcome.due - outcome.handled_at + time
+    return replace(outcome, handled_at=time, due=due)
 
 
 Batches = Iterator[pa.RecordBatch]
@@ -281,6 +348,11 @@ class StepRun:
         self._progress.end()
         if isinstance(self._trees, IsolatedTreeCalls):
             self._trees.process.close()
+        elif kind is not None:
+            self._trees.ahead.stop()
+            with suppress(Exception):  # the error that ends the task says more
+                close_handlers()
+        self._trees.ahead.close()
         if kind is not None and self._outputs is not None:
             self._outputs.discard()
 

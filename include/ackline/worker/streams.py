@@ -293,6 +293,11 @@ def call_handler(
             return call_record_handler(logged, records, now, observer=observer, is_full=is_full)
         return call_arrow_handler(logged, records, now)
 
+    return without_tombstones(call, records, now, deliver_tombstones)
+
+
+def without_tombstones(call: "CallHandler", records: Records, now: Clock, deliver_tombstones: bool) -> Outcomes:
+    """Returns the outcomes that `call` returns, which gets no record without a value unless `deliver_tombstones`."""
     if deliver_tombstones or not records.values.null_count:
         return call(records)
     delivered = records.values.is_valid().to_numpy(zero_copy_only=False)
@@ -348,19 +353,22 @@ def waiting_handlers(
     )
 
 
+def load_waiting(settings: ReplaySettings, tier: Tier, rated: bool = False) -> WaitingHandlers | None:
+    """Returns `waiting_handlers` of the job; None for an Arrow handler. Raises as `load_handler_or_streams` does."""
+    emits = settings.topology is not None
+    handler = _load_once(settings.handler, settings.translation, emits, settings.tokens is not None)
+    return waiting_handlers(settings, handler, rated) if tier is Tier.RECORD or isinstance(handler, Streams) else None
+
+
 CallHandler = Callable[[Records], Outcomes]
 
 
 def load_calls(
     settings: ReplaySettings, tier: Tier, observer: Observer | None = None, rated: bool = False
 ) -> "CallHandler | CallsUnderWay":
-    """Returns what calls the job's handler in this process: one record after the other, or several at once. Raises what
-    `load_handler_or_streams` raises."""
-    handler = _load_once(settings.handler, settings.translation, False, settings.tokens is not None)
-    waiting = (
-        waiting_handlers(settings, handler, rated) if tier is Tier.RECORD or isinstance(handler, Streams) else None
-    )
-    if waiting is None:
+    """Returns what calls the job's handler in this process: one record after the other, or several at once. Raises as
+    `load_handler_or_streams` does."""
+    if (waiting := load_waiting(settings, tier, rated)) is None:
         return load_call(settings, tier, observer)
     use_in_flight_settings(settings)
     return CallsUnderWay(waiting, outcome_clock(settings.now, settings.not_before), observer)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ackline.calling import ManagedHandler, TaskFailure
+from ackline.calling import ManagedHandler, TaskFailure, run_nothing
 from ackline.errors import FatalError, TransientError
 from ackline.handler import Handler, Record
 from ackline.ledger.order import NO_KEY
@@ -449,8 +449,3 @@ class CallsUnderWay:
 
 def _is_asynchronous(handler: Handler) -> bool:
     return isinstance(handler, ManagedHandler) and handler.is_asynchronous
-
-
-def run_nothing(_: Any) -> Any:
-    """Stands for a loop where no handler needs one."""
-    raise AssertionError("a handler that needs no loop has something to await")

@@ -89,3 +89,26 @@ def choose(record: Record) -> bool:
     if record.value == b"hang":
         threading.Event().wait()
     return bool(record.value != b"other")
+
+
+async def block(record: Record) -> None:
+    """Blocks the event loop where the value says so, once the first call waits there."""
+    if record.value == b"block":
+        threading.Event().wait()
+    if record.value == b"first":
+        await asyncio.sleep(0.05)
+
+
+class OnceKept(Buffers):
+    """As `Buffers`. Fails for the first record when it gets it again."""
+
+    def __call__(self, record: Record) -> None:
+        """Notes the call."""
+        note("calls", record.offset)
+        super().__call__(record)
+
+
+def leave(record: Record) -> None:
+    """Has the process end soon after its last call."""
+    note("process", os.getpid())
+    threading.Timer(0.05, os._exit, (1,)).start()

@@ -2,11 +2,16 @@
 ended keeps its outcome."""
 
 from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 
 from ackline.pipeline.streams import PIPELINE_STREAM, Stream, Translation
+from ackline.worker.gate import Gate
 from tests.worker.isolation.conftest import MakeIsolated
 from tests.worker.isolation.lab import batch_of, calls, classes
 
@@ -71,3 +76,33 @@ def test_a_filter_that_kills_or_hangs_fails_its_record_alone(isolated: MakeIsola
     values = [b"ok", b"kill", b"other", b"ok", b"hang", b"ok"]
     expected = ["acked", "WorkerLost", "Unmatched", "acked", "Timeout", "acked"]
     assert classes(made(batch_of(values)), 6) == expected
+
+
+def test_s83_a_call_that_blocks_the_event_loop_fails_alone_and_not_the_one_that_began_before_it(
+    isolated: MakeIsolated,
+) -> None:
+    """All that is under way is overdue then, and the first to begin was taken for the culprit."""
+    outcomes = isolated(f"{WAITING}:block", limit=0.5)(batch_of([b"first", b"block", b"ok"]))
+    assert classes(outcomes, 3) == ["acked", "Timeout", "acked"]
+
+
+@pytest.mark.parametrize("concurrency", [None, 3])
+def test_i19_what_is_called_again_after_a_death_comes_before_what_follows_it_in_the_order_of_its_key(
+    isolated: MakeIsolated, folder: Path, concurrency: int | None
+) -> None:
+    """The first record was kept and not written, so it is called again, and with it the one of its key that has failed
+    meanwhile."""
+    records = replace(batch_of([b"a", b"fail", b"kill"]), order_keys=np.array([7, 7, 8]))
+    made = isolated(f"{WAITING}:OnceKept", concurrency=concurrency)
+    assert classes(made(records, Gate()), 3) == ["acked", "ValueError", "WorkerLost"]
+    assert (folder / "written").read_text().split() == ["100"]
+    made_calls = [int(line) for line in (folder / "calls").read_text().split()]
+    assert made_calls[-3:] == [100, 102, 104] or made_calls[-2:] == [100, 102]
+
+
+def test_a_process_that_ends_after_its_last_call_fails_no_record(isolated: MakeIsolated, folder: Path) -> None:
+    made = isolated(f"{WAITING}:leave")
+    assert classes(made(batch_of([b"a"])), 1) == ["acked"]
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int((folder / "process").read_text())).wait(20)
+    made.close_handlers()

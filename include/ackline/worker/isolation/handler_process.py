@@ -34,6 +34,7 @@ import numpy as np
 
 from ackline.errors import AcklineError, FatalError, TransientError
 from ackline.handler import Durations, Tier
+from ackline.ledger.order import NO_KEY
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import NEVER
 from ackline.worker.gate import Gate
@@ -158,7 +159,10 @@ class HandlerProcess:
         """Has the process close the handlers that are classes. Raises the AcklineError of a `close`, and TransientError
         if the process dies in one."""
         self._log.begin_batch(0)
-        if self._data is not None and isinstance(death := self._exchange(None, None), Death):
+        if self._data is None:
+            return
+        death = self._exchange(None, None)
+        if isinstance(death, Death) and death.buffers:  # others have nothing to write there
             raise TransientError(f"the handler's process {death.how} while its handlers were closed")
 
     def start(self) -> None:
@@ -381,9 +385,12 @@ class IsolatedHandler:
         begun, rest = np.flatnonzero(given), np.flatnonzero(~given)
         if not len(begun):
             return begun, [(rest, alone)]
-        again = self._called_again(part, death, begun) if not death.as_batch else begun[:0]
+        again = self._called_again(part, death, begun, alone) if not death.as_batch else begun[:0]
         if len(again) or death.rows is not None:
-            return np.setdiff1d(begun, again), [(rest, alone), (again, True)]
+            # What a class has kept is done when its `close` has returned, at the end of a request: one for each row.
+            size = 1 if death.buffers else max(1, len(again))
+            parts = [(again[start : start + size], True) for start in range(0, len(again), size)]
+            return np.setdiff1d(begun, again), [(rest, alone), *reversed(parts)]
         if not death.as_batch:
             return begun, [(rest[_ROWS_AFTER_DEATH:], alone), (rest[:_ROWS_AFTER_DEATH], alone)]
         if self._once or len(begun) == 1:
@@ -419,21 +426,24 @@ class IsolatedHandler:
             culprits = np.union1d(culprits, returned)
         return culprits[~np.isin(part.offsets[culprits], reported)]
 
-    def _called_again(self, part: Records, death: Death, begun: Int64s) -> Int64s:
+    def _called_again(self, part: Records, death: Death, begun: Int64s, alone: bool) -> Int64s:
         """Returns the rows that are called again though their call had begun: none of those under way at once is known
-        to be the culprit, and of what handlers have kept nothing is done. At most once none is."""
+        to be the culprit, as one that blocks the event loop holds up all others, and of what handlers have kept nothing
+        is done. What follows such a row in the order of its key is called again, too. At most once none is."""
         if self._once:
             return begun[:0]
         culprits = self._culprits(part, death)
         again = begun[:0]
-        if death.rows is not None and death.timed_out:
-            again = culprits[culprits != death.accused]
-        elif death.rows is not None and len(culprits) > 1:
+        if death.rows is not None and not alone and len(culprits) > 1:
             again = culprits
         if death.buffers:
             reported = [offset for offset, outcome in death.reported.items() if outcome is not None]
             returned = np.setdiff1d(begun, culprits)
             again = np.union1d(again, returned[~np.isin(part.offsets[returned], reported)])
+        if len(again) and (keys := part.order_keys) is not None:
+            firsts = {int(keys[row]): int(row) for row in again[::-1] if keys[row] != NO_KEY}
+            followers = [row for row in begun.tolist() if firsts.get(int(keys[row]), row) < row]
+            again = np.union1d(again, np.array(followers, dtype=again.dtype))
         return again
 
     def _failure(self, row: int, death: Death, time: int, rows: int = 1) -> RowOutcome:
