@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ackline.ledger.explain import StepStory, decode_story
+from ackline.ledger.order import Order
 from ackline.ledger.turns import LIVE, TurnId
 from ackline.pipeline.outputs import OutputBlock
 from ackline.pipeline.streams import Stream, Translation
@@ -185,3 +186,14 @@ def test_source_acks_and_times_the_records_that_are_acked_and_no_other(
     assert result.steps.latency.longest > 0
     numbers = {name: (of.executed, of.acked, of.failed) for name, of in result.steps.steps.items()}
     assert numbers.get("work") == work
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_i19_with_steps_the_order_is_that_of_the_handler_of_records(tasks: TaskLab, isolated: bool) -> None:
+    """A record that it fails holds back the later ones, in this batch and in the next ones of the task."""
+    tp = tasks.put(*values([ITEMS]), b"{", *values([ITEMS]))
+    job = tasks.ran(SPLIT, {tp: (0, 3)}, topology=TWO, order=Order.PARTITION, isolated=isolated)
+    assert [(row["outcome"], row["attempt"]) for row in tasks.rows(job)] == [
+        ("acked", 1), ("failed", 1), ("held_back", 0),
+    ]  # fmt: skip
+    assert tasks.rows(job)[2]["error_message"] == "behind offset 1 of the partition"
