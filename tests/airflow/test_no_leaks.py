@@ -234,7 +234,7 @@ def _check_places(places: list[tuple[str, bytes]], hidden: Mapping[str, str]) ->
               if b"***" in line]  # fmt: skip
     assert not masked, "Airflow has masked a secret that a task printed"
     names = [place for place, _ in places]
-    for part in ("file airflow.db", "SparkSubmit", "pyspark.daemon", "Spark's UI: environment", "object /", "page ",
+    for part in ("file airflow.db", "SparkSubmit", "spark.daemon", "Spark's UI: environment", "object /", "page ",
                  "REST /connections"):  # fmt: skip
         assert any(part in name for name in names), (part, "nothing was looked at")
     assert any(b"SparkListenerJobEnd" in content for _, content in places), "no event log was looked at"

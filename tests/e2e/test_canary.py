@@ -57,7 +57,7 @@ def test_i13_neither_a_secret_nor_a_payload_is_shown_anywhere(
     messages = [letter.ackline_headers["error_message"] for letter in lane.letters()]
     assert "can't handle" in messages[0]
     assert all(0 < len(message) <= 200 for message in messages)
-    for program in ("SparkSubmit", "pyspark.daemon"):
+    for program in ("SparkSubmit", "spark.daemon"):
         assert any(program in line for line in arguments.values()), program
     logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
     assert any("SparkListenerJobEnd" in log for log in logs)

@@ -105,7 +105,7 @@ class Process:
 
     def kill_worker(self, number: int) -> bool:
         """Kills one of the Python workers of Spark. Returns whether there was one."""
-        workers = [process for process in self.below() if "pyspark.daemon" in " ".join(_arguments(process))]
+        workers = [process for process in self.below() if "spark.daemon" in " ".join(_arguments(process))]
         workers = [process for process in workers if process.ppid() in {worker.pid for worker in workers}] or workers
         if not workers:
             return False
