@@ -75,7 +75,7 @@ def test_the_commands_ack_fail_and_renew_by_token_whatever_calls_the_handler(
     answered.command("fail", tokens[1, 1], "--reason", "no stock")
     answered.command("renew", tokens[2, 1], "1h")
     assert answered.run(61)["answers"] == {"acked": 1, "failed": 1, "renewed": 1}
-    assert answered.pending() == {"retry": 1, "dead_letter": 0, "in_flight": 1}
+    assert answered.pending() == {"retry": 1, "dead_letter": 0, "in_flight": 1, "held_back": 0}
     (failed,) = [row for row in lane.table("outcomes") if row["error_class"]]
     assert (failed["error_class"], failed["error_message"], failed["answer"]) == ("AckFailed", "no stock", "fail")
     answered.run()
@@ -113,7 +113,7 @@ def test_s60_s65_s69_with_steps_the_worst_of_tree_and_answer_counts(
     )  # fmt: skip
     first = answered.run()
     assert first["outcomes"] == {"acked": 1, "dead": 1, "failed": 3, "in_flight": 4}
-    assert answered.pending() == {"retry": 2, "dead_letter": 0, "in_flight": 4}
+    assert answered.pending() == {"retry": 2, "dead_letter": 0, "in_flight": 4, "held_back": 0}
     rows = {row["offset"]: row for row in lane.table("outcomes")}
     kept = rows[1]["error_class"], rows[1]["error_message"], rows[2]["error_message"], rows[4]["error_class"]
     assert kept == ("Skip", "step first: unwanted", "step first: broken; 1 sibling acked", "Unacked")
