@@ -256,8 +256,11 @@ class Epoch:
             self.partitions[tp].failures[row.offset] = Waiting("in_flight", row.attempt, row.due)
         elif tp in self.partitions and row.outcome == "held_back":
             before = self.partitions[tp].failures.get(row.offset)
+            since = row.handled_at
+            if before is not None and before.kind == "held_back" and before.due is not None:
+                since = min(before.due, since)  # it has waited all the time
             made = before.attempts if before is not None else 0
-            self.partitions[tp].failures[row.offset] = Waiting("held_back", made, row.handled_at)
+            self.partitions[tp].failures[row.offset] = Waiting("held_back", made, since)
 
     def _check_operator_loss(self, n: int, turn: Turn) -> None:
         """A turn that an operator has recorded as lost is closed by the operator, and paused if that was ordered."""

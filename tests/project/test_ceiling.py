@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 59_098
-TESTS_CEILING = 72_401
+TESTS_CEILING = 72_404
 
 
 def lines(files: "list[Path]") -> int:
