@@ -212,9 +212,19 @@ class Exits(Listener):
 class NotAListener: ...
 
 
+class Later(Listener):
+    async def on_acked(self, turn: object, counts: object) -> None:  # type: ignore[override]
+        """Is never awaited."""
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("Exits", "can't be created: SystemExit"), ("Absent", "AttributeError"), ("NotAListener", "not a subclass")],
+    [
+        ("Exits", "can't be created: SystemExit"),
+        ("Absent", "AttributeError"),
+        ("NotAListener", "not a subclass"),
+        ("Later", "has an asynchronous on_acked"),
+    ],
 )
 def test_a_class_that_cannot_be_a_listener_is_refused(name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"listener {__name__}:{name} .*{reason}") as caught:

@@ -22,7 +22,7 @@ CEILINGS = {
     "worker": 4_887,
     "trees": 4_562,
     "spark": 3_112,
-    "lane": 3_069,
+    "lane": 3_077,
     "outputs": 2_070,
     "in_flight": 512,
     "dead_letters": 207,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 59_098
-TESTS_CEILING = 72_404
+PACKAGE_CEILING = 59_106
+TESTS_CEILING = 72_537
 
 
 def lines(files: "list[Path]") -> int:

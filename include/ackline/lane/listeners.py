@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from ackline.calling import is_asynchronous
 from ackline.errors import ConfigError
 from ackline.handler import import_problem, imported
 from ackline.ledger.fold import PendingKind
@@ -85,7 +86,8 @@ class ListenerThread:
 def load_listener(path: str | None) -> ListenerThread | None:
     """Creates the listener `module:Class` in a thread; returns None without a path.
 
-    Raises ConfigError if the class does not import, can't be created, or is not a subclass of `Listener`.
+    Raises ConfigError if the class does not import, can't be created, is not a subclass of `Listener`, or has a method
+    that is asynchronous.
     """
     if path is None:
         return None
@@ -94,6 +96,12 @@ def load_listener(path: str | None) -> ListenerThread | None:
         listener = create()
         if not isinstance(listener, Listener):
             raise ConfigError(f"listener {path} is not a subclass of ackline.listener.Listener", key="listener")
+        for name in (name for name in vars(Listener) if name.startswith("on_")):
+            if is_asynchronous(getattr(listener, name)):
+                raise ConfigError(
+                    f"listener {path} has an asynchronous {name}, which nothing awaits; write a plain method",
+                    key="listener",
+                )
         return listener
 
     try:
