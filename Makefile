@@ -61,6 +61,7 @@ bench: setup ## CPU and speed of each tier beside other programs; then what each
 	@python -m tests.bench.overview
 	@python -m tests.bench.waiting
 	@python -m tests.bench.trees
+	@python -m tests.bench.dag_run
 
 screenshots: setup ## the pictures of the page in docs/, in a headless Chromium that npm installs
 	@SCREENSHOTS=$(CURDIR)/docs pytest tests/ui/test_browser.py -k screenshots

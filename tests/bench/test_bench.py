@@ -20,6 +20,7 @@ PARTS = [
     pytest.param("run", "--records 2000 --rounds 1 --warm-up 0", id="run", marks=[pytest.mark.real, pytest.mark.deep]),
     pytest.param("partitions", "--partitions 2 --runs 1", id="partitions", marks=RELEASE),
     pytest.param("trees", "--records 1000 --rounds 1 --warm-up 0 --edges 10000", id="trees", marks=RELEASE),
+    pytest.param("dag_run", "--runs 1", id="dag_run", marks=RELEASE),
 ]
 
 

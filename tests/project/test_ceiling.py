@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 59_106
-TESTS_CEILING = 72_537
+TESTS_CEILING = 72_538
 
 
 def lines(files: "list[Path]") -> int:
