@@ -31,7 +31,7 @@ def adapters_of(lane: Lane) -> tuple[Any, Any]:
     newest = SimpleNamespace(turn=lane.turn, outputs=lane.store.settlements[lane.turn], partitions={})
     store: Any = lane.store
     store.newest, store.lane = lambda: newest, "live"
-    pipeline = SimpleNamespace(name="shop")
+    pipeline = SimpleNamespace(name="shop", topology=None)
     who = {"actor": "ada", "run_id": "cli", "now": lambda: NOW, "request": EVERYTHING}
     return SimpleNamespace(store=store, pipeline=pipeline, **who), newest
 

@@ -36,7 +36,7 @@ from tests.support.actor import Killed
 
 ROWS = pa.schema(
     [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("end_offset", pa.int64()),
-     ("attempt", pa.int32()), ("outcome", pa.string()), ("answer", pa.string())]
+     ("attempt", pa.int32()), ("outcome", pa.string()), ("answer", pa.string()), ("error_class", pa.string())]
 )  # fmt: skip
 
 TP = TopicPartition("orders", 0)
@@ -90,7 +90,8 @@ class Store:
     def outcome_rows_of(self, turn: TurnId) -> Iterator[pa.RecordBatch]:
         rows = [
             {"topic": TP.topic, "partition": TP.partition, "offset": row.offset, "end_offset": row.end_offset,
-             "attempt": row.attempt, "outcome": row.outcome.value, "answer": row.answer}
+             "attempt": row.attempt, "outcome": row.outcome.value, "answer": row.answer,
+             "error_class": row.error_class}
             for row in self.rows[turn]
         ]  # fmt: skip
         yield from pa.Table.from_pylist(rows, schema=ROWS).to_batches()

@@ -64,7 +64,7 @@ def plan_run(adapters: Any, empty: bool = False) -> list[Any]:
     return plans
 
 
-def away(*_: Any) -> bool:
+def away(*_: Any, **__: Any) -> bool:
     """Stands for `OutputTable.append` of a table that can't be reached."""
     raise FatalError("the table is away")
 

@@ -1,6 +1,6 @@
 """Handlers that do for each record what a test has set for its offset."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ackline import Emit, Record, Tuple
@@ -25,3 +25,8 @@ def answer(record: Record) -> Any:
 def step(item: Tuple) -> Iterator[Emit]:
     """Emits what it gets."""
     yield Emit(item.value, key=item.key)
+
+
+def joined(items: Sequence[Tuple]) -> Iterator[Emit]:
+    """Emits one row with the sum of the ids."""
+    yield Emit({"id": sum(item.value["id"] for item in items)})

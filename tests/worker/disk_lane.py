@@ -22,7 +22,7 @@ from tests.support.in_process import run_in_process
 from tests.support.memory import World
 from tests.support.memory_adapters import MemoryAdapters
 from tests.support.memory_kafka import MemoryReader
-from tests.support.memory_lane import AnsweredLane
+from tests.support.memory_lane import AnsweredLane, MemoryBackfill
 from tests.worker import disk_handlers
 
 
@@ -41,17 +41,26 @@ class DiskLane(AnsweredLane):
         super().__init__(**of_file)
 
     def adapters(self, *arguments: Any, **changes: Any) -> MemoryAdapters:
-        return super().adapters(*arguments, **(self._on_disk(LIVE) | changes))
+        return super().adapters(*arguments, **(self.on_disk(LIVE) | changes))
 
     def adapters_of(self, pipeline: Pipeline, lane: str) -> MemoryAdapters:
-        return replace(super().adapters_of(pipeline, lane), **self._on_disk(lane))
+        return replace(super().adapters_of(pipeline, lane), **self.on_disk(lane))
 
-    def _on_disk(self, lane: str) -> dict[str, Any]:
+    def on_disk(self, lane: str) -> dict[str, Any]:
         return {
             "store": LedgerStore(str(self.root), "lane", lane),
             "run_job": lambda _, job, __: run_over(self.world, job),
             "fixed_now": self.world.now,
         }
+
+
+class DiskBackfill(MemoryBackfill):
+    """A backfill of a lane on disk."""
+
+    live: DiskLane
+
+    def adapters(self, *arguments: Any, **changes: Any) -> MemoryAdapters:
+        return replace(super().adapters(*arguments), **(self.live.on_disk(self.lane) | changes))
 
 
 @contextmanager

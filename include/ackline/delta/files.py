@@ -37,7 +37,7 @@ table may have a column of this name and another type, for which Parquet has no 
 _FILTERED = "key_hash64"
 """A column with a Bloom filter (`ackline.delta.bloom`), of two bytes a row: its values are in no order, so bounds rule
 out no file. The log has no bounds of it."""
-_TEXTS_WITH_BOUNDS = ("pipeline", "lane", "topic", "outcome", "kind", "answer")
+_TEXTS_WITH_BOUNDS = ("pipeline", "lane", "topic", "_topic", "outcome", "kind", "answer")
 """Columns of text whose smallest and largest value go into the log: readers skip files by them, and `answer` shows
 which files hold answers from outside. The log keeps them whole: delta-rs shortens them, and could then skip a file that
 holds a long topic name."""

@@ -80,15 +80,21 @@ def at_version(table: TableHandle, version: int) -> DeltaTable:
 def _guarantee(file: dict[str, Any], partitions: Sequence[str], bounded: Sequence[str]) -> ds.Expression:
     """Returns an expression that is true for every row of a file. Arrow skips the file if a filter contradicts it, and
     takes the values of the partition columns from it."""
-    holds = ds.scalar(True)
-    for name in partitions:
-        value = file[f"partition.{name}"]
-        holds = holds & (ds.field(name).is_null() if value is None else ds.field(name) == value)
+    holds = partition_guarantee(file, partitions)
     for name in bounded:
         low, high = file.get(f"min.{name}"), file.get(f"max.{name}")
         # With nulls among the values, a bound would have Arrow drop these rows from `IS NULL`.
         if low is not None and high is not None and file.get(f"null_count.{name}") == 0:
             holds = holds & (ds.field(name) >= low) & (ds.field(name) <= high)
+    return holds
+
+
+def partition_guarantee(file: Mapping[str, Any], partitions: Sequence[str]) -> ds.Expression:
+    """Returns an expression with the values of the partition columns of a file, which its rows do not hold."""
+    holds = ds.scalar(True)
+    for name in partitions:
+        value = file[f"partition.{name}"]
+        holds = holds & (ds.field(name).is_null() if value is None else ds.field(name) == value)
     return holds
 
 

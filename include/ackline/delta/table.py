@@ -8,7 +8,7 @@ import logging
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial, reduce
 from operator import and_
@@ -59,6 +59,17 @@ _FILES_A_COMMIT = 250
 
 
 @dataclass(frozen=True, slots=True)
+class Upon:
+    """What a commit has beside its own files, for the version that it is made upon: `actions` for files of that
+    version, and `numbers` of further transaction ids. With `exclusive` or actions it fails if there is any commit since
+    that version."""
+
+    actions: Sequence[AddAction | RemoveAction] = ()
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    exclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class _Commit:
     """What one append stores. Each try commits the same files."""
 
@@ -66,9 +77,14 @@ class _Commit:
     """Returns the files that the commit adds. The first call writes them, if the commit is of rows."""
     application: str
     number: int
-    fence: Sequence[Transaction]
+    more: Mapping[str, int]
     metadata: Mapping[str, str]
-    remove: Callable[[DeltaTable], Sequence[RemoveAction]] | None
+    upon: "Callable[[LogState], Upon] | None"
+
+    def fence(self, upon: "Upon") -> list[Transaction]:
+        """Returns the transaction ids that the commit sets."""
+        numbers = {self.application: self.number} | dict(self.more) | dict(upon.numbers)
+        return [Transaction(name, version) for name, version in numbers.items()]
 
 
 class FencedTable(TableHandle, ABC):
@@ -203,19 +219,18 @@ class FencedTable(TableHandle, ABC):
         number: int,
         note: str | None = None,
         more: Mapping[str, int] | None = None,
-        remove: Callable[[DeltaTable], Sequence[RemoveAction]] | None = None,
+        upon: Callable[[LogState], Upon] | None = None,
     ) -> bool:
         """Appends rows, or files already written, as version `number` of `application`; zero rows are a commit too.
 
         `note` is stored in the metadata of the commit, where `note_of` finds it. `more` are the numbers of
-        further applications that the commit sets; they are no fence. `remove` returns which files the same commit stops
-        naming, for the version that it is made upon.
+        further applications that the commit sets; they are no fence. `upon` returns what the same commit has for the
+        version that it is made upon; each try calls it, under the lock of a local table.
         Returns True once the commit is stored, and False if another commit has taken the number; then nothing is
         stored. A commit whose answer is lost counts as stored if its entry is found. Raises TransientError if rivals
         win each of COMMIT_TRIES commits, and FatalError if the store refuses the write (a full disk): then nothing is
         visible, unless an object store has lost the answer and does not answer since.
         """
-        fence = [Transaction(name, version) for name, version in ({application: number} | dict(more or {})).items()]
         metadata = {_NONCE: str(uuid.uuid4())}
         if note is not None:
             metadata |= {_COMMIT: f"{application}/{number}", _NOTE: note}
@@ -224,7 +239,7 @@ class FencedTable(TableHandle, ABC):
         def files() -> Sequence[AddAction]:
             return write_files(self.storage, rows, self.partition_by) if isinstance(rows, pa.Table) else list(rows)
 
-        commit = _Commit(files, application, number, fence, metadata, remove)
+        commit = _Commit(files, application, number, more or {}, metadata, upon)
         with self.errors():
             try:
                 stored = retry_beside_rivals(partial(self._store, commit))
@@ -260,25 +275,33 @@ class FencedTable(TableHandle, ABC):
                 state = self._writable()
                 if self._is_taken(state.transactions.get(commit.application), commit.number):
                     return False
-                if self.has_lock and commit.remove is None:
-                    link_entry(self, state, commit.files(), commit.fence, commit.metadata)
+                upon = commit.upon(state) if commit.upon is not None else Upon()
+                if self.has_lock and not upon.actions:
+                    link_entry(self, state, commit.files(), commit.fence(upon), commit.metadata)
                     return True
-                return self._store_upon_files(commit)
+                return self._store_upon_files(commit, state, upon)
             except CommitFailedError:
                 # By a rival, or by the entry of this commit, if the answer to its write is lost and it is repeated.
                 if self._is_taken(self.version_of(commit.application), commit.number):
                     return self._is_stored(commit)
                 raise
 
-    def _store_upon_files(self, commit: "_Commit") -> bool:
+    def _store_upon_files(self, commit: "_Commit", state: LogState, upon: Upon) -> bool:
         """Stores a commit in an object store, or one that removes files; returns False if its number is taken. It costs
         more than `link_entry`: delta-rs loads the files of the version that it commits upon."""
         table = self.opened()
         if self._is_taken(table.transaction_version(commit.application), commit.number):
             return False
-        removed = commit.remove(table) if commit.remove else ()
-        self.commit(table, [*commit.files(), *removed], commit.fence, commit.metadata)
+        if commit.upon is not None:
+            self.check_is_at(table, state)
+        actions = [*commit.files(), *upon.actions]
+        self.commit(table, actions, commit.fence(upon), commit.metadata, upon.exclusive)
         return True
+
+    def check_is_at(self, table: DeltaTable, state: LogState) -> None:
+        """Raises CommitFailedError, as a commit does that a rival was faster than, unless both are one version."""
+        if table.version() != state.version:
+            raise CommitFailedError(f"version {state.version + 1} is stored already")
 
     def _is_taken(self, last: int | None, number: int) -> bool:
         return last is not None and last >= number
@@ -316,11 +339,13 @@ class FencedTable(TableHandle, ABC):
         actions: Sequence[AddAction | RemoveAction],
         transactions: Sequence[Transaction],
         metadata: Mapping[str, Any] | None = None,
+        exclusive: bool = False,
     ) -> None:
         """Writes one log entry upon the version of `table`, and syncs it. The caller has synced the data files before.
         Raises CommitFailedError if a commit since that version carries one of these transaction ids; of an entry that
-        removes files, if there is any commit since that version. delta-rs lets such an entry follow one that has
-        removed the same files, as a user's OPTIMIZE does, and then the table holds every row twice."""
-        retries = 0 if any(isinstance(action, RemoveAction) for action in actions) else None
+        removes files, or is `exclusive`, if there is any commit since that version. delta-rs lets an entry with
+        removals follow one that has removed the same files, as a user's OPTIMIZE does, and then the table holds every
+        row twice."""
+        retries = 0 if exclusive or any(isinstance(action, RemoveAction) for action in actions) else None
         write_entry(table, actions, transactions, metadata or {}, self.partition_by, retries)
         self.secure(table.version() + 1)

@@ -69,6 +69,13 @@ class TableOfTurn:
     rows: int
     files: Sequence[FinalFile] | None
     columns: Mapping[str, str] = field(default_factory=dict)
+    ends: Mapping[str, int] = field(default_factory=dict)
+    """The offset after the last one that a row names, by topic-partition as `partition_key` writes it."""
+    several: bool = False
+    """Whether a row is anchored to several records."""
+    lowest: Mapping[str, int] | None = None
+    """The lowest offset that the turn may have settled, by topic-partition. The turn replaces older rows of the records
+    that it acked or whose handler skipped them. None: the table keeps all rows."""
 
 
 Numbers = Mapping[str, Sequence[int]]
@@ -152,6 +159,58 @@ def application_of(ledger_id: str, turn: TurnId) -> str:
     another one.
     """
     return f"ackline/{ledger_id}/{turn.pipeline}/{turn.lane}/output"
+
+
+ROWS = "ackline/rows"
+"""The transaction id of an output table whose rows all have a mark. Its number is 2 once the table has got rows of
+several records, and 1 before."""
+ROWS_OF_ONE, ROWS_OF_SEVERAL = 1, 2
+
+
+def partition_key(topic: str, partition: int) -> str:
+    """Returns the name of a topic-partition among `TableOfTurn.ends` and the marks of a table."""
+    return f"{topic}/{partition}"
+
+
+def _mark_of(key: str) -> str:
+    return f"{ROWS}/{key}"
+
+
+def marks_with(held: Mapping[str, int], of_turn: TableOfTurn) -> dict[str, int]:
+    """Returns the transaction ids that a table gets with the rows of a turn, beside that of the lane; `held` are those
+    that it has. The mark of a topic-partition is an offset that no row in the table reaches, whoever has published
+    it."""
+    raised = {_mark_of(key): end for key, end in of_turn.ends.items() if end > held.get(_mark_of(key), -1)}
+    kind = ROWS_OF_SEVERAL if of_turn.several else ROWS_OF_ONE
+    # A table that an earlier version has published to has rows without marks, and so it never gets this one.
+    is_new = not _publishers(held)
+    return raised | ({ROWS: kind} if is_new or held.get(ROWS, kind) < kind else {})
+
+
+def has_rows_of_several(held: Mapping[str, int]) -> bool:
+    """Returns whether a table with the transaction ids `held` may have rows that are anchored to several records."""
+    return held.get(ROWS, ROWS_OF_SEVERAL) == ROWS_OF_SEVERAL
+
+
+def may_replace(held: Mapping[str, int], application: str, turn: TurnId, lowest: Mapping[str, int]) -> bool:
+    """Returns whether a table with the transaction ids `held` may have older rows of records that `turn` settles from
+    the offsets `lowest` on.
+
+    It has none that only this lane has published to, in its first epoch: a lane settles a record once in an epoch. Nor
+    has it one of which no row reaches these offsets. So a lane that goes forward looks at no file.
+    """
+    if not lowest or (turn.epoch == 0 and _publishers(held) <= {application}):
+        return False
+    return ROWS not in held or any(offset < held.get(_mark_of(key), -1) for key, offset in lowest.items())
+
+
+def _publishers(held: Mapping[str, int]) -> set[str]:
+    return {id_ for id_ in held if id_.startswith("ackline/") and id_.endswith("/output")}
+
+
+def other_pipelines(held: Mapping[str, int], pipeline: str) -> set[str]:
+    """Returns the other pipelines that have published to a table with the transaction ids `held`."""
+    return {id_.split("/")[2] for id_ in _publishers(held)} - {pipeline}
 
 
 def expected_with(numbers: Numbers, application: str, number: int) -> Numbers:

@@ -21,7 +21,7 @@ from ackline.outputs.output_table import (
     table_of,
 )
 from ackline.outputs.staged import check_kept_files, leaves_in_flight, outputs_of, staging_folder
-from ackline.pipeline.outputs import Output
+from ackline.pipeline.outputs import Output, Rows
 from ackline.scrub import scrub_address
 
 if TYPE_CHECKING:
@@ -149,6 +149,8 @@ def _columns(adapters: Adapters, output: Output, probe: bool) -> dict[str, str] 
     existing = table.columns()
     if existing is not None:
         check_columns(output.table, existing, output.columns)
+        if (output.rows or table.kept()) is Rows.NEWEST:
+            table.check_replaceable(adapters.pipeline.name)
         return existing
     if probe:
         check_place(table.uri)

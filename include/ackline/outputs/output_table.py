@@ -28,10 +28,10 @@ from ackline.delta.handle import LogState
 from ackline.delta.object_store import is_remote
 from ackline.delta.table import FencedTable
 from ackline.errors import ConfigError
-from ackline.ledger.published import FinalFile
+from ackline.ledger.published import FinalFile, other_pipelines
 from ackline.ledger.turns import LIVE, turn_in
 from ackline.pipeline.output_columns import Columns, arrow_type, type_text
-from ackline.pipeline.outputs import PARTITION_TYPES, ROW_COLUMNS
+from ackline.pipeline.outputs import PARTITION_TYPES, ROW_COLUMNS, Rows
 from ackline.scrub import scrub_address
 from ackline.tables.audit_table import COLUMN_MAPPING, CONSTRAINT
 from ackline.tables.layout import LaneFolder, folders_in
@@ -131,6 +131,10 @@ _KEEP_ENTRIES, _KEEP_FILES = "delta.logRetentionDuration", "delta.deletedFileRet
 """Properties of a table with which its user keeps log entries or unused files for another time."""
 _REMOVES_ENTRIES = "delta.enableExpiredLogCleanup"
 """The property of a table with which its user keeps all log entries."""
+_KEPT = "ackline.rows"
+"""The property of a table that Ackline has created with which rows of a record it keeps."""
+_NO_REMOVALS = ("delta.appendOnly", "delta.enableChangeDataFeed")
+"""Properties with which a table takes no entry that rewrites a file, or needs the single changes beside it."""
 _INTERVAL = re.compile(r"interval (\d+) (week|day|hour|minute|second|millisecond)s?", re.IGNORECASE)
 _NO_END = timedelta(days=36_500)
 
@@ -139,10 +143,41 @@ class OutputTable(FencedTable):
     """The output table at a path or URI. `create` makes it with `columns`. Without `columns`, a table that does not
     exist can only be looked at."""
 
-    def __init__(self, uri: str, columns: Columns | None = None, partition_by: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        uri: str,
+        columns: Columns | None = None,
+        partition_by: Sequence[str] = (),
+        kept: Rows = Rows.NEWEST,
+    ) -> None:
         folder, _, name = uri.rstrip("/").rpartition("/")
         super().__init__(folder, name, pa.schema([]), tuple(partition_by))
-        self._columns = columns
+        self._columns, self._kept = columns, kept
+
+    def kept(self) -> Rows:
+        """Returns which rows of a record the table keeps where the pipeline file is silent: what Ackline has created it
+        with, all rows if its user has, and those of the newest handling if it does not exist."""
+        state = self.state()
+        is_newest = state is None or state.configuration.get(_KEPT) == Rows.NEWEST
+        return Rows.NEWEST if is_newest else Rows.ALL
+
+    def check_replaceable(self, pipeline: str) -> None:
+        """Raises ConfigError if a turn of `pipeline` can't remove older rows from the table: it takes rows only, hides
+        rows in a way that a rewrite would undo, or has rows of another pipeline, which no column tells apart."""
+        table, state = self.open(), self.state()
+        if table is None or state is None:
+            return
+        others = sorted(other_pipelines(state.transactions, pipeline))
+        on = [name for name in _NO_REMOVALS if state.configuration.get(name, "false").lower() == "true"]
+        if table.protocol().min_reader_version > _READERS:
+            on.append("a protocol for readers that may hide rows")
+        if others or on:
+            what = f"pipeline {others[0]} publishes there, too" if others else f"the table has {', '.join(on)}"
+            raise ConfigError(
+                f"older rows can't be removed from the table at {scrub_address(self.uri)}: {what}. Write `rows: all` "
+                f"for this output{' in both files' if others else ''}, or name another table",
+                key="outputs",
+            )
 
     def columns(self) -> dict[str, str] | None:
         """Returns the emitted columns of the table; None if it does not exist. Raises ConfigError if it has a feature
@@ -223,7 +258,8 @@ class OutputTable(FencedTable):
         if state is not None:
             return state
         assert self._columns is not None
-        return self._create(pa.schema([*OF_ROW, *((name, arrow_type(kind)) for name, kind in self._columns.items())]))
+        schema = pa.schema([*OF_ROW, *((name, arrow_type(kind)) for name, kind in self._columns.items())])
+        return self._create(schema, configuration={_KEPT: self._kept.value})
 
     def log_retention(self, table: DeltaTable) -> timedelta:
         """Returns how long log entries stay that a checkpoint covers: the property of the table, or Delta's default.
@@ -256,10 +292,14 @@ def _longest(table: DeltaTable, name: str, at_least: timedelta) -> timedelta:
 
 
 def table_of(
-    store: LedgerStore, table: str, columns: Columns | None = None, partition_by: Sequence[str] = ()
+    store: LedgerStore,
+    table: str,
+    columns: Columns | None = None,
+    partition_by: Sequence[str] = (),
+    kept: Rows = Rows.NEWEST,
 ) -> OutputTable:
     """Returns an output table by its name, URI or place. Without `columns`, to look at; it may not exist yet."""
-    return OutputTable(output_folder(store.live_folder, table), columns, partition_by)
+    return OutputTable(output_folder(store.live_folder, table), columns, partition_by, kept)
 
 
 def output_folder(live_folder: str, table: str) -> str:

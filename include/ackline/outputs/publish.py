@@ -14,28 +14,44 @@ older copy is found before the next turn (`ackline.outputs.expected`).
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
 
+from ackline.delta.append import retry_beside_rivals
 from ackline.delta.errors import folder_errors
 from ackline.delta.folder import Folder
+from ackline.delta.handle import LogState
+from ackline.delta.table import Upon
 from ackline.errors import AcklineError, FatalError, LedgerError
 from ackline.lane.adapters import Adapters
 from ackline.lane.ways_out import fails_as_fatal, give_up_advice
-from ackline.ledger.published import FinalFile, OutputsOfTurn, StagedTable, older_copy
+from ackline.ledger.published import (
+    FinalFile,
+    OutputsOfTurn,
+    StagedTable,
+    TableOfTurn,
+    marks_with,
+    may_replace,
+    older_copy,
+)
 from ackline.ledger.turns import Settlement, TurnId
 from ackline.outputs.expected import gone_tables, older_copy_error, table_gone_error
-from ackline.outputs.output_table import check_staged_columns, location_of, table_of
+from ackline.outputs.newest_rows import OlderRows
+from ackline.outputs.output_table import OutputTable, check_staged_columns, location_of, table_of
 from ackline.outputs.staged import (
     check_kept_files,
     folder_name,
     lost_files,
     remove_staged,
+    rows_kept,
     staged_tables,
     staging_root,
 )
 from ackline.outputs.written import AttemptOutcomes, entries, write_table
 from ackline.scrub import scrub_address
+from ackline.tables.store import LedgerStore
 
 log = logging.getLogger(__name__)
 _DAY_MS = 86_400_000
@@ -165,7 +181,9 @@ def publish_table(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn, plac
         sources = _sources(adapters, turn, outputs, place)
         if sources is not None:
             root = Folder(staging_root(adapters))
-            files = write_table(store, turn, sources, root, AttemptOutcomes.read(store, turn)).files
+            attempts, kept = AttemptOutcomes.read(store, turn), rows_kept(adapters, place)
+            rows = write_table(store, turn, sources, root, attempts, kept)
+            files, of_turn = rows.files, replace(rows, lowest=of_turn.lowest)
         elif not usable:
             if existing is None and files is not None:
                 log.warning(
@@ -173,13 +191,39 @@ def publish_table(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn, plac
                 )
                 return  # its user has removed the table, with its rows
             raise _rows_lost(adapters, turn, place)
+    # Older rows go in the same entry, so a reader never sees both. The files that this takes are looked at before the
+    # lock of the table is held; under it only those that a rival has added meanwhile.
+    upon = partial(_upon, table, turn, of_turn, outputs.application(place), _older_rows(store, table, turn))
     # The fence: of two processes that publish the turn, one commits. A refused commit removes no file, because the log
     # may name these files: if the answer to the write of an entry is lost, delta-rs repeats the write, which fails
     # because the entry exists. Files that no version names stay until the table is vacuumed.
     with table.errors():
-        stored = table.append(entries(files or ()), outputs.application(place), outputs.number)
+        if existing is not None:
+            retry_beside_rivals(lambda: upon(table.state()))
+        stored = table.append(entries(files or ()), outputs.application(place), outputs.number, upon=upon)
     if not stored and not has_turn(adapters, turn, outputs, place):
         raise FatalError(f"{turn}: {scrub_address(place)} was changed while its rows were published; run this again")
+
+
+def _older_rows(store: LedgerStore, table: OutputTable, turn: TurnId) -> Callable[[], OlderRows]:
+    return cache(lambda: OlderRows(table, AttemptOutcomes.read(store, turn).handled(), turn))
+
+
+def _upon(
+    table: OutputTable,
+    turn: TurnId,
+    of_turn: TableOfTurn,
+    application: str,
+    older: Callable[[], OlderRows],
+    state: LogState | None,
+) -> Upon:
+    """Returns what the entry of a turn has beside its rows, for a version of the table."""
+    held = state.transactions if state is not None else {}
+    marks, lowest = marks_with(held, of_turn), of_turn.lowest
+    if state is None or lowest is None or not may_replace(held, application, turn, lowest):
+        # With `lowest` no other entry may come in between: it may bring older rows.
+        return Upon((), marks, exclusive=lowest is not None)
+    return replace(older().without(state), numbers=marks)
 
 
 def _may_be_vacuumed(files: Sequence[FinalFile]) -> bool:

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 
@@ -30,11 +31,15 @@ from ackline.ledger.published import (
     application_of,
     expected_of_held,
     expected_with,
+    has_rows_of_several,
     kept_after,
+    may_replace,
+    partition_key,
 )
 from ackline.ledger.turns import IDENTITY_BITS, Plan, SettledPartition, Settlement, TurnKind, number_of
 from ackline.outputs.expected import as_found, expected_of, gone_tables, unexpected
 from ackline.outputs.kept_rows import KeptRows, check_readable, keep_rows
+from ackline.outputs.newest_rows import OlderRows
 from ackline.outputs.output_table import check_staged_columns, location_of, place_of, table_of
 from ackline.outputs.staged import (
     folder_name,
@@ -42,10 +47,12 @@ from ackline.outputs.staged import (
     lost_files,
     outputs_of,
     rows_gone,
+    rows_kept,
     staged_tables,
     staging_root,
 )
 from ackline.outputs.written import AttemptOutcomes, write_table
+from ackline.pipeline.outputs import Rows
 from ackline.pipeline.pipeline import TurnSettings, claims
 from ackline.scrub import scrub_address
 from ackline.stored import DamagedError
@@ -87,7 +94,8 @@ def _settled_outputs(
         expected = {place: _held(adapters, place, numbers, application) for place, numbers in expected.items()}
     gone = gone_tables(adapters.store, RunRequest.of_plan(plan.settings), expected)
     expected = as_found(adapters.store, expected, gone, gone)
-    if execution is None and not kept_after(before.outputs):
+    lowest = _lowest_settled(plan, before) if outputs_of(adapters) else {}
+    if execution is None and not kept_after(before.outputs) and not lowest:
         return OutputsOfTurn(expected).encode()
     of_turn = _staged_tables(adapters, plan, execution)
     attempts = cache(lambda: AttemptOutcomes.read(adapters.store, plan.turn))
@@ -99,6 +107,7 @@ def _settled_outputs(
         table = _written(adapters, plan, place, sources, attempts, expected)
         if table.rows or table.files is None:
             tables[place] = table
+    tables |= _replacing(adapters, plan, lowest, tables, expected, attempts)
     # Two processes that settle the turn from the same rows publish the same under the same number.
     what = [execution, [file.path for table in kept.released for file in table.files],
             sorted((place, table.rows) for place, table in tables.items())]  # fmt: skip
@@ -183,12 +192,86 @@ def _written(
         with advises_void(plan.turn, (ConfigError, FatalError)), fails_as_fatal(plan.turn, place):
             if error := unexpected(adapters.store, plan.turn, place, expected):
                 raise error
-            return write_table(adapters.store, plan.turn, sources, Folder(root), attempts())
+            kept = rows_kept(adapters, place)
+            return write_table(adapters.store, plan.turn, sources, Folder(root), attempts(), kept)
     except AcklineError as error:
         if not claims(plan):
             raise
         log.warning("%s: the rows for the output table %s wait: %s", plan.turn, scrub_address(place), error)
         return TableOfTurn(sum(file.rows for staged in sources for file in staged.files), None)
+
+
+def _lowest_settled(plan: Plan, before: Settlement) -> dict[str, int]:
+    """Returns an offset of each topic-partition below which the turn settles no record: it reads none, and none is in
+    flight."""
+    if not plan.kind.replays:
+        return {}
+    lowest = dict[str, int]()
+    for tp, planned in plan.partitions.items():
+        read = [planned.fresh] * bool(planned.fresh) + list(planned.retries[:1])
+        if read:
+            lowest[partition_key(*tp)] = min(part.start for part in read)
+    for tp, partition in before.partitions.items():
+        for start in _in_flight(partition).starts[:1].tolist():
+            lowest[partition_key(*tp)] = min(start, lowest.get(partition_key(*tp), start))
+    return lowest
+
+
+def _replacing(
+    adapters: Adapters,
+    plan: Plan,
+    lowest: Mapping[str, int],
+    written: Mapping[str, TableOfTurn],
+    expected: Mapping[str, Numbers],
+    attempts: Callable[[], AttemptOutcomes],
+) -> dict[str, TableOfTurn]:
+    """Returns the tables in which the turn replaces older rows, those of `written` and others.
+
+    A record that is handled again may have emitted to other outputs before, or emit nothing now, so each table of the
+    pipeline is looked at. A table without rows of the turn gets an entry only if it may hold older ones.
+    """
+    store, found = adapters.store, dict[str, TableOfTurn]()
+    names = [output.table for output in outputs_of(adapters) if output.table is not None] if lowest else []
+    for place in sorted({*written, *(place_of(store, name, expected) for name in names)} if lowest else ()):
+        of_turn = written.get(place)
+        try:
+            with advises_void(plan.turn, (ConfigError, FatalError)), fails_as_fatal(plan.turn, place):
+                if rows_kept(adapters, place) is not Rows.NEWEST:
+                    continue
+                if of_turn is None and _holds_older(adapters, plan, place, lowest, attempts):
+                    if error := unexpected(store, plan.turn, place, expected):
+                        raise error
+                    of_turn = TableOfTurn(0, [], table_of(store, place).columns() or {})
+                elif of_turn is not None and of_turn.files is not None:
+                    _holds_older(adapters, plan, place, lowest, attempts)  # whether they can be replaced
+        except AcklineError as error:
+            if not claims(plan):
+                raise
+            log.warning("%s: older rows in the output table %s wait: %s", plan.turn, scrub_address(place), error)
+            of_turn = of_turn or TableOfTurn(0, [])
+        if of_turn is not None:
+            found[place] = replace(of_turn, lowest=lowest)
+    return found
+
+
+def _holds_older(
+    adapters: Adapters, plan: Plan, place: str, lowest: Mapping[str, int], attempts: Callable[[], AttemptOutcomes]
+) -> bool:
+    """Returns whether a table may hold rows that the turn replaces. Raises ConfigError if they can't be removed, and
+    LedgerError if a row is of records beside those that the turn has handled."""
+    table, application = table_of(adapters.store, place), application_of(adapters.store.ledger_id(), plan.turn)
+    state = table.state()
+    if state is None or not may_replace(state.transactions, application, plan.turn, lowest):
+        return False
+    table.check_replaceable(adapters.pipeline.name)
+    older = OlderRows(table, attempts().handled(), plan.turn)
+    with table.errors():
+        if not has_rows_of_several(state.transactions):
+            return older.at_newest(older.may_exist)
+        found = older.at_newest(older.find)
+    if found.related:
+        raise older.partly_handled(found.related)
+    return found.rows > 0
 
 
 def _kept_after_turn(

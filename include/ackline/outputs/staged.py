@@ -23,9 +23,9 @@ from ackline.ledger.offsets import OffsetRange, arrays_of
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.published import StagedFile, StagedTable, kept_after
 from ackline.ledger.turns import IDENTITY_BITS, Plan, Settlement, TurnId
-from ackline.outputs.output_table import ANCHORS, place_of
+from ackline.outputs.output_table import ANCHORS, location_of, place_of, table_of
 from ackline.pipeline.output_columns import STAGED_ANCHORS
-from ackline.pipeline.outputs import Output
+from ackline.pipeline.outputs import Output, Rows
 from ackline.stored import DamagedError, decode_or_none, encode
 
 if TYPE_CHECKING:
@@ -55,6 +55,14 @@ def outputs_of(adapters: Adapters) -> tuple[Output, ...]:
     """Returns the outputs of a pipeline, in the order of its file."""
     topology = adapters.pipeline.topology
     return topology.all_outputs if topology is not None else ()
+
+
+def rows_kept(adapters: Adapters, place: str) -> Rows:
+    """Returns which rows of a record an output table keeps: as the pipeline file says, or else the table."""
+    location = location_of(adapters.store, place)
+    of_table = (out for out in outputs_of(adapters) if out.table and location_of(adapters.store, out.table) == location)
+    declared = next((output.rows for output in of_table), None)
+    return declared or table_of(adapters.store, place).kept()
 
 
 def manifest_name(execution: int) -> str:

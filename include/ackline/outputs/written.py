@@ -6,7 +6,7 @@ until the turn is published (`ackline.outputs.publish`).
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -21,12 +21,13 @@ from ackline.delta.files import DataFileWriter, partition_path, partition_text
 from ackline.delta.folder import Folder
 from ackline.errors import AcklineError, LedgerError
 from ackline.ledger.offsets import Int64s, Ranges, index_of_range, union
-from ackline.ledger.outcomes import Outcome
-from ackline.ledger.published import FinalFile, StagedFile, StagedTable, TableOfTurn
+from ackline.ledger.outcomes import ErrorClass, Outcome
+from ackline.ledger.published import FinalFile, StagedFile, StagedTable, TableOfTurn, partition_key
 from ackline.ledger.turns import TurnId
 from ackline.outputs.output_table import OF_ROW, OutputTable, check_staged_columns, table_of
 from ackline.outputs.staged import staged_groups
 from ackline.pipeline.output_columns import arrow_type
+from ackline.pipeline.outputs import Rows
 from ackline.stored import DamagedError
 from ackline.tables.store import LedgerStore
 
@@ -48,6 +49,8 @@ class Attempts(NamedTuple):
     attempts: Integers = _NO_OFFSETS
     codes: Integers = _NO_OFFSETS
     skipped: Ranges = (_NO_OFFSETS, _NO_OFFSETS)
+    handled: Ranges = (_NO_OFFSETS, _NO_OFFSETS)
+    """The records that were acked or that a handler has skipped, whose older rows the turn replaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class AttemptOutcomes:
                     "attempt": rows["attempt"],
                     "code": pc.index_in(rows["outcome"], pa.array(WORDS)).cast(pa.int8()),
                     "answered": rows["answer"].is_valid(),
+                    "by_handler": pc.equal(rows["error_class"], ErrorClass.SKIP.value).fill_null(False),
                 }
             )
             pairs = rows.group_by(["topic", "partition"]).aggregate([]).to_pylist()
@@ -83,6 +87,11 @@ class AttemptOutcomes:
                 of_pair = narrow if len(pairs) == 1 else narrow.filter(chosen)
                 found.setdefault((pair["topic"], pair["partition"]), []).append(of_pair)
         return cls({tp: _attempts(pa.concat_tables(parts)) for tp, parts in found.items()})
+
+    def handled(self) -> dict[tuple[str, int], Ranges]:
+        """Returns the records by topic and partition that the turn has acked, or that a handler has skipped. What a
+        policy, a filter or an operator has skipped has not been handled."""
+        return {tp: known.handled for tp, known in self.by_partition.items() if len(known.handled[0])}
 
     def codes_after(self, anchors: pa.StructArray) -> Int64s:
         """Returns the code of the outcome of each anchor after the turn; NO_OUTCOME for one of which nothing is known.
@@ -133,7 +142,9 @@ def _attempts(rows: pa.Table) -> Attempts:
     skips = rows.filter(pa.array((attempts == 0) & (codes == SKIPPED)))
     ends: Any = pc.coalesce(skips["end_offset"], pc.add(skips["offset"], 1))
     skipped = union((skips["offset"].to_numpy(), ends.to_numpy()))
-    return Attempts(offsets[chosen], attempts[chosen], codes[chosen], skipped)
+    by_handler = (codes == ACKED) | ((codes == SKIPPED) & rows["by_handler"].to_numpy())
+    of_handler = offsets[chosen][by_handler[chosen]]
+    return Attempts(offsets[chosen], attempts[chosen], codes[chosen], skipped, union((of_handler, of_handler + 1)))
 
 
 def any_of_row(anchors: pa.ListArray, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -164,14 +175,15 @@ def write_table(
     sources: Sequence[StagedTable],
     root: Folder,
     outcomes: AttemptOutcomes,
+    kept: Rows = Rows.NEWEST,
 ) -> TableOfTurn:
     """Writes the rows that a turn publishes in one output table to data files of the table, which no version names yet.
 
     `sources` are staged rows of this table, with paths below `root`; those of acked records are written. Creates the
-    table if it does not exist. The files are on the disk when this returns. Raises ConfigError if rows do not fit the
-    table, FatalError and TransientError if the table or a staged file can't be used.
+    table if it does not exist, as one that keeps the rows `kept`. The files are on the disk when this returns. Raises
+    ConfigError if rows do not fit the table, FatalError and TransientError if the table or a staged file can't be used.
     """
-    table = table_of(store, sources[0].table, joined_columns(sources), sources[0].partition_by)
+    table = table_of(store, sources[0].table, joined_columns(sources), sources[0].partition_by, kept)
     with table.errors():
         table.create()  # first: another lane may create it at the same time, with other columns
         columns = table.columns()  # the partition columns of a table that exists are those that count
@@ -179,12 +191,28 @@ def write_table(
         for staged in sources:
             check_staged_columns(staged.table, staged.columns, columns)
         schema = pa.schema([*OF_ROW.remove_metadata(), *((name, arrow_type(kind)) for name, kind in columns.items())])
-        rows, files = 0, list[FinalFile]()
+        rows, files, named = 0, list[FinalFile](), _Named()
         for staged in sources:
             for waiting in _in_files(_rows(root, staged, turn, outcomes, schema)):
                 rows += waiting.num_rows
+                named.add(waiting["_anchors"])
                 files.extend(_write_files(table, waiting))
-    return TableOfTurn(rows, files, columns)
+    return TableOfTurn(rows, files, columns, named.ends, named.several)
+
+
+@dataclass(slots=True)
+class _Named:
+    """What the rows of a turn name: `TableOfTurn.ends` and `.several`."""
+
+    ends: dict[str, int] = field(default_factory=dict)
+    several: bool = False
+
+    def add(self, anchors: pa.ChunkedArray) -> None:
+        flat = pa.Table.from_struct_array(pc.list_flatten(anchors)).select(["topic", "partition", "offset"])
+        for of in flat.group_by(["topic", "partition"]).aggregate([("offset", "max")]).to_pylist():
+            key = partition_key(of["topic"], of["partition"])
+            self.ends[key] = max(self.ends.get(key, 0), of["offset_max"] + 1)
+        self.several = self.several or bool(pc.any(pc.greater(pc.list_value_length(anchors), 1)).as_py())
 
 
 def entries(files: Iterable[FinalFile]) -> list[AddAction]:

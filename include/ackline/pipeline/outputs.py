@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -73,6 +74,15 @@ def without_case(name: str) -> str:
     return name.lower().replace("ς", "σ")
 
 
+class Rows(StrEnum):
+    """Which rows of a record an output table holds."""
+
+    NEWEST = "newest"
+    """Those of the newest turn that acked the record, or in which its handler skipped it."""
+    ALL = "all"
+    """Those of each turn that acked it, over lanes and epochs."""
+
+
 class OutputBlock(StrictBlock):
     """One output: the streams that it takes, and the table or topic that their rows go to."""
 
@@ -81,6 +91,7 @@ class OutputBlock(StrictBlock):
     topic: TopicName | None = None
     columns: dict[str, Annotated[str, AfterValidator(_column_type)]] | None = Field(None, min_length=1)
     partition_by: list[str] = Field(default_factory=list)
+    rows: Rows | None = Field(None, strict=False)
 
     @field_validator("columns")
     @classmethod
@@ -96,8 +107,8 @@ class OutputBlock(StrictBlock):
     def _check_target(self) -> "OutputBlock":
         if (self.table is None) == (self.topic is None):
             raise ValueError("an output goes to one table or one topic; write `table: NAME` or `topic: NAME`")
-        if self.topic is not None and (self.columns is not None or self.partition_by):
-            raise ValueError("`columns` and `partition_by` are for tables; remove them")
+        if self.topic is not None and (self.columns is not None or self.partition_by or self.rows is not None):
+            raise ValueError("`columns`, `partition_by` and `rows` are for tables; remove them")
         if self.partition_by and self.columns is None:
             raise ValueError("`partition_by` needs `columns`, which give the types of all columns; add that key")
         for name in self.partition_by:
@@ -112,7 +123,8 @@ class OutputBlock(StrictBlock):
 class Output:
     """An output of a topology. `number` is its place in the file, from 0. Either `table` or `topic` is set.
 
-    `columns` holds names and types; None if tasks infer them from the rows.
+    `columns` holds names and types; None if tasks infer them from the rows. `rows` is None where the file is silent:
+    then the table says it, if Ackline has created it.
     """
 
     number: int
@@ -120,8 +132,9 @@ class Output:
     topic: str | None
     columns: Mapping[str, str] | None
     partition_by: tuple[str, ...] = ()
+    rows: Rows | None = None
 
     @classmethod
     def of(cls, number: int, block: OutputBlock) -> "Output":
         """Returns the output of a block."""
-        return cls(number, block.table, block.topic, block.columns, tuple(block.partition_by))
+        return cls(number, block.table, block.topic, block.columns, tuple(block.partition_by), block.rows)

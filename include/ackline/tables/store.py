@@ -20,6 +20,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from ackline.delta.log import LogFile, LogStamp
 from ackline.delta.reads import Where, as_expression, pruned_dataset
+from ackline.delta.table import Upon
 from ackline.errors import LedgerError
 from ackline.ledger.fold import OutcomeRow, PartitionState
 from ackline.ledger.metrics import TurnReport
@@ -183,7 +184,7 @@ class LedgerStore(ChosenOutcomes, OutcomesOfTurn):
             self._application(plan.turn.epoch, "decisions"),
             plan.turn.n,
             more=self._marks(plan.turn, operator),
-            remove=lambda version: self._removals_of(version, plan.turn),
+            upon=lambda _: Upon(self._removals_of(self.outcomes.opened(), plan.turn)),
         )
 
     def _removals_of(self, version: DeltaTable, turn: TurnId) -> list[RemoveAction]:

@@ -126,7 +126,7 @@ class OutcomesOfTurn(LaneTables):
         """Yields what is stored of a turn: its attempts, the answers from outside, which have the number of the attempt
         that they end, and decisions, which have attempt 0."""
         dataset = self._outcome_files(turn).dataset
-        columns = ["topic", "partition", "offset", "end_offset", "attempt", "outcome", "answer"]
+        columns = ["topic", "partition", "offset", "end_offset", "attempt", "outcome", "answer", "error_class"]
         with self.outcomes.errors():
             yield from dataset.to_batches(columns=columns, filter=as_expression(self._where(turn)))
 
