@@ -257,12 +257,12 @@ class Drill:
     # ---- what came of it ------------------------------------------------------------------------------------------
 
     def rows(self) -> Counter[int]:
-        """How many rows of the live lane the output table has of each record, by offset."""
+        """How many rows the output table has of each record, by offset, whichever lane has published them."""
         try:
-            table = DeltaTable(f"{self.live}/outputs/totals").to_pyarrow_table(columns=["_lane", "_offset"])
+            table = DeltaTable(f"{self.live}/outputs/totals").to_pyarrow_table(columns=["_offset"])
         except TableNotFoundError:
             return Counter()
-        return Counter(row["_offset"] for row in table.to_pylist() if row["_lane"] == LIVE)
+        return Counter(table["_offset"].to_pylist())
 
     def acked(self) -> set[int]:
         outcomes = self.evidence().outcomes.to_pylist()
@@ -278,7 +278,14 @@ class Drill:
         names = sorted({*named_in_plans(plans), *named})
         rows, published = outputs.read_rows(names), outputs.read_published(names, ids)
         tables = [
-            OutputTable(name, rows[name], published[name], outputs.foreign_writer(transactions, ledger), transactions)
+            OutputTable(
+                name,
+                rows[name],
+                published[name],
+                outputs.foreign_writer(transactions, ledger),
+                transactions,
+                *outputs.read_history(name),
+            )
             for name, transactions in ((name, outputs.transactions(name)) for name in names)
         ]
         log = log_of(self.lane.log(), "read_committed", self.lane.world.committed.get((GROUP, TP)))

@@ -267,3 +267,26 @@ def test_i16_a_table_below_the_root_in_which_a_ledger_has_published_that_was_ado
     published_at(f"{tmp_path}/orders/outputs/{TABLE}", APPLICATION, [output_row(1, anchor(0))])
     assert tables.foreign_writer(tables.transactions(TABLE), "ledger-1") is None
     assert tables.foreign_writer(tables.transactions(TABLE), "its new id") == "ledger ledger-1"
+
+
+def test_a_row_that_is_older_in_its_table_than_the_newest_handling_of_its_record_is_named() -> None:
+    """Turn 2 of the live lane has acked offset 5, and its entry comes after that of the backfill."""
+    of_shop = shop()
+    for settlement in of_shop.history.settlements[1:]:
+        settlement["outputs"] = settlement["outputs"].replace("{}", '{"lowest": {"orders/0": 0}}')
+    entries = [("live", 0, 1), ("backfill-b", 0, 1), ("live", 0, 2)]
+
+    def judged(*rows: Row, table: list[tuple[str, int, int]] = entries) -> list[str]:
+        every = pa.Table.from_pylist([*of_shop.rows, *rows], SCHEMA)
+        kept = OutputTable(
+            TABLE, pa.Table.from_pylist(of_shop.rows, SCHEMA), {APPLICATION: (0, 2)}, None, {}, every, table
+        )
+        of_shop.history.outputs = [kept]
+        return of_shop.history.violations()
+
+    by_backfill = {"_lane": "backfill-b"}
+    assert judged({**output_row(1, anchor(1)), **by_backfill}) == []
+    why = f"I16 orders[0] offset 5: has rows in output table {TABLE} that are older than its newest handling"
+    assert judged({**output_row(1, anchor(5)), **by_backfill}) == [why]
+    assert judged({**output_row(1, anchor(5), anchor(4)), **by_backfill}) == [], "only one of its records came again"
+    assert judged({**output_row(1, anchor(5)), **by_backfill}, table=entries[:1]) == [], "the log has expired the entry"

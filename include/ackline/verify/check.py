@@ -244,6 +244,7 @@ def _output_tables(
             published[name],
             outputs.foreign_writer(transactions, ledger),
             transactions,
+            *outputs.read_history(name),
         )
         for name, transactions in tables_of.items()
     ]

@@ -136,7 +136,9 @@ class OutputTable:
     `rows` are those of the lane, with the columns of `read_tables.SCHEMA`. `published` maps each transaction id that a
     settlement names to the epoch and the newest turn under it in the table's log; (0, 0) for none. `foreign_writer` is
     another pipeline or ledger that has published rows of a lane of the same name; then `rows` may hold its rows, too.
-    `transactions` has by transaction id the versions in the entries of the log that are there, ascending.
+    `transactions` has by transaction id the versions in the entries of the log that are there, ascending. `every` are
+    the rows of all lanes, and `entries` the lane, epoch and turn of each entry of the log that is there, oldest first,
+    up to the version that has these rows.
     """
 
     name: str
@@ -144,6 +146,8 @@ class OutputTable:
     published: Mapping[str, Turn]
     foreign_writer: str | None = None
     transactions: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    every: pa.Table | None = None
+    entries: Sequence[tuple[str, int, int]] = ()
 
     def has_turn(self, application: str, turn: Turn, number: int) -> bool:
         """Return whether the log has a turn, which `number` names, or a later one of its epoch.

@@ -1,6 +1,7 @@
 """Rules on output tables: each row is of an acked record and one turn, and published before the group's commit."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ def judge_outputs(lane: LaneHistory, settled: bool, found: Findings) -> None:
         check_rows_name_their_first_acked_record(table, found)
         check_anchors_have_the_outcomes_of_their_turn(lane, table, found)
         check_untracked_rows_are_of_settled_turns(lane, table, found)
+        check_rows_are_of_the_newest_handling(lane, table, found)
     check_earlier_turns_are_published(lane, settled, found)
     check_commit_is_not_ahead_of_tables(lane, found)
 
@@ -145,6 +147,50 @@ def check_untracked_rows_are_of_settled_turns(lane: LaneHistory, table: OutputTa
     turns = {(row["_epoch"], row["_turn"]) for row in untracked.group_by(["_epoch", "_turn"]).aggregate([]).to_pylist()}
     for epoch, turn in sorted(turns - lane.effective_turns):
         found.add("I16", f"output table {table.name} has rows of turn {turn} of epoch {epoch}, which did not count")
+
+
+def check_rows_are_of_the_newest_handling(lane: LaneHistory, table: OutputTable, found: Findings) -> None:
+    """I16 with `rows: newest`: no row of a record is older in the log of its table than a turn that has acked the
+    record, or in which its handler has skipped it.
+
+    A turn without an entry of its own has found no older row; so none is older than the entry before it of its lane.
+    """
+    named = {of: outputs["tables"][table.name].get("lowest") is not None
+             for of, outputs in _outputs_by_turn(lane) if table.name in outputs.get("tables", ())}  # fmt: skip
+    if table.every is None or not any(named.values()):
+        return
+    place = {entry: number for number, entry in enumerate(table.entries)}
+    identity = zip(*(table.every[name].to_pylist() for name in ("_lane", "_epoch", "_turn")), strict=True)
+    of_row = np.array([place.get(entry, -1) for entry in identity], np.int64)  # the log has expired those of -1
+    anchors = table.every["_anchors"].combine_chunks()
+    flat, parents = pc.list_flatten(anchors), to_ints(pc.list_parent_indices(anchors))
+    acked = pc.fill_null(pc.equal(flat.field("outcome"), "acked"), False).to_numpy(zero_copy_only=False)
+    topics, partitions = flat.field("topic").to_numpy(zero_copy_only=False), to_ints(flat.field("partition"))
+    offsets, older = to_ints(flat.field("offset")), np.zeros(len(flat), np.bool_)
+    own = [(entry[1:], number) for entry, number in place.items() if entry[0] == lane.evidence.lane]
+    for (epoch, tp), outcomes in lane.outcomes.items():
+        handled = outcomes.where((outcomes.outcome == ACKED) | outcomes.raised_skip)
+        rows = np.flatnonzero((topics == tp.topic) & (partitions == tp.partition))
+        if not len(handled.offset) or not len(rows):
+            continue
+        places = {turn: _place_of((epoch, turn), named, own) for turn in np.unique(handled.turn).tolist()}
+        index = np.minimum(np.searchsorted(handled.offset, offsets[rows]), len(handled.offset) - 1)
+        newest = np.array([places[turn] for turn in handled.turn[index].tolist()], np.int64)
+        older[rows] |= (handled.offset[index] == offsets[rows]) & (of_row[parents[rows]] < newest)
+    # A row of several records goes when all of them are handled again.
+    every, again = (np.bincount(parents[each], minlength=len(of_row)) for each in (acked, acked & older))
+    wrong = np.flatnonzero(acked & older & (every == again)[parents])
+    for topic, partition in sorted(set(zip(topics[wrong].tolist(), partitions[wrong].tolist(), strict=True))):
+        of_tp = wrong[(topics[wrong] == topic) & (partitions[wrong] == partition)]
+        what = f"has rows in output table {table.name} that are older than its newest handling"
+        found.add_offsets("I16", what, TopicPartition(topic, partition), offsets[of_tp])
+
+
+def _place_of(turn: Turn, named: Mapping[Turn, bool], own: Sequence[tuple[Turn, int]]) -> int:
+    """Return the place of an entry in the log before which no row of a record that the turn has handled may be; -1 if
+    there is none. `named` has the turns that the table gets, and whether each replaces older rows."""
+    last, place = max((each for each in own if each[0] <= turn), default=((-1, -1), -1))
+    return place if named.get(last, False) and (turn == last or turn not in named) else -1
 
 
 def check_earlier_turns_are_published(lane: LaneHistory, settled: bool, found: Findings) -> None:

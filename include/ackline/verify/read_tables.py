@@ -190,6 +190,28 @@ class OutputTables:
         """
         return {table: self._rows(table) for table in tables}
 
+    def read_history(self, table: str) -> tuple[pa.Table | None, list[tuple[str, int, int]]]:
+        """Return the rows of all lanes in a table, and the lane, epoch and turn of each entry of its log that is there,
+        oldest first, up to the version that has these rows. Rows are None if the table does not exist."""
+        opened = self._open(table)
+        if opened is None:
+            return None, []
+        rows, uri = self._rows_of(table, opened), self.uri(table)
+        try:
+            files = filesystem_of(uri, storage_options(uri))
+            names = [info.base_name for info in files.get_file_info(pafs.FileSelector("_delta_log"))]
+            entries = list[tuple[str, int, int]]()
+            for name in sorted(name for name in names if re.fullmatch(r"\d{20}\.json", name)):
+                if int(name[:20]) <= opened.version():
+                    with files.open_input_stream(f"_delta_log/{name}") as stream:
+                        actions = [json.loads(line) for line in stream.readall().splitlines() if line.strip()]
+                    for txn in (action["txn"] for action in actions if "txn" in action):
+                        if (match := _APPLICATION.fullmatch(txn["appId"])) and match["pipeline"] == self.pipeline:
+                            entries.append((match["lane"], *turn_of(txn["version"])))
+            return rows, entries
+        except Exception as error:  # as in `_open`
+            raise Unreadable(f"output table {table}: {error}") from error
+
     def read_published(self, tables: Iterable[str], applications: Collection[str]) -> dict[str, dict[str, Turn]]:
         """Return the newest turn in the log of each table under each of these transaction ids; (0, 0) for none."""
         opened = {table: self._open(table) for table in tables}
@@ -228,6 +250,10 @@ class OutputTables:
         opened = self._open(table)
         if opened is None:
             return SCHEMA.empty_table()
+        rows = self._rows_of(table, opened)
+        return rows.filter(pc.equal(rows["_lane"], self.lane))
+
+    def _rows_of(self, table: str, opened: DeltaTable) -> pa.Table:
         uri = self.uri(table)
         try:
             dataset = opened.to_pyarrow_dataset(filesystem=filesystem_of(uri, storage_options(uri)))
@@ -235,8 +261,7 @@ class OutputTables:
                 return SCHEMA.empty_table()
             # Filtered here: delta-rs gives a column without statistics, as texts are, bounds of null, and Arrow then
             # skips each file for any filter on it.
-            rows = dataset.to_table(columns=SCHEMA.names)
-            return rows.filter(pc.equal(rows["_lane"], self.lane))
+            return dataset.to_table(columns=SCHEMA.names)
         except Exception as error:  # as in `_open`
             raise Unreadable(f"output table {table}: {error}") from error
 
