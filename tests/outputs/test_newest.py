@@ -84,6 +84,7 @@ def test_s85_a_backfill_corrects_the_table_and_the_same_again_changes_nothing() 
         before = rows(lane)
         assert before == [(n, "live", 0, n) for n in range(20)]
         answers(*range(5, 15), value=100)
+        assert DiskBackfill(lane, "b", "orders:0:5-15").choose().replaced() == {"totals": 10}
         for name in ("b", "c"):
             DiskBackfill(lane, name, "orders:0:5-15").run()
             of_backfill = [(n, f"backfill-{name}", 0, 100) for n in range(5, 15)]
@@ -351,7 +352,9 @@ def test_s86_a_row_of_two_records_goes_with_both_and_a_turn_with_one_stops_and_n
         assert (one.newest().turn.n, [row[1] for row in rows(lane)]) == (0, ["live"] * 2)
         void_by(one.adapters())
         one.cancel("both are needed")
-        DiskBackfill(lane, "c", "orders:0:2-4").run()
+        both = DiskBackfill(lane, "c", "orders:0:3-4", with_related=True)
+        assert (both.choose().offsets, both.choose().replaced()) == (2, {"totals": 1})
+        both.run()
         assert [row[:2] for row in rows(lane)] == [(0, "live"), (2, "backfill-c")]
 
 

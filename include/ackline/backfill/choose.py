@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
 
+import numpy as np
+
 from ackline.errors import ConfigError, did_you_mean
 from ackline.forms.arguments import LAST, BackfillArguments, RangeArgument, parse_range
 from ackline.lane.adapters import Adapters
@@ -31,6 +33,7 @@ from ackline.ledger.offsets import (
 )
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnId, is_backfill
+from ackline.outputs.newest_rows import rows_to_replace
 from ackline.tables.chosen import OutcomeFilter, RangesByPartition
 
 
@@ -143,6 +146,9 @@ class Choice:
     gone: Sequence[GoneRange]
     open_ends: Mapping[TopicPartition, int]
     acked_before: Callable[[], int]
+    replaced: Callable[[], Mapping[str, int]]
+    """Returns how many rows of which output table are of these offsets alone. They go where the records are acked, or
+    their handler skips them. It reads the files with such rows at its first call."""
     of_epochs: Mapping[int, int]
     """How many of the offsets are chosen by an outcome of which epoch, the newest first; empty without outcomes."""
     notes: tuple[str, ...] = ()
@@ -184,10 +190,52 @@ def choose_offsets(adapters: Adapters, arguments: BackfillArguments) -> Choice:
     chosen = {tp: of for tp, of in sorted(partitions.items()) if of.every}
     gone = list(_gone(matching, older, logs))
     open_ends = {tp: end for tp, end in open_ends.items() if tp in chosen}
+    if arguments.with_related:
+        chosen = _with_related(adapters, chosen, logs)
     acked_before = cache(partial(_acked_before, adapters, chosen, topic_ids))
+    replaced = cache(partial(_replaced, adapters, chosen))
     of_epochs = {epoch: _count_in(chosen, ranges) for epoch, ranges in by_epoch.items()}
     of_epochs = {epoch: number for epoch, number in of_epochs.items() if number}
-    return Choice(chosen, topic_ids, logs, gone, open_ends, acked_before, of_epochs, notes_of(looked_up))
+    return Choice(chosen, topic_ids, logs, gone, open_ends, acked_before, replaced, of_epochs, notes_of(looked_up))
+
+
+def _replaced(adapters: Adapters, chosen: Mapping[TopicPartition, Chosen]) -> Mapping[str, int]:
+    found = rows_to_replace(adapters, {tp: arrays_of(of.every) for tp, of in chosen.items()})
+    return {table: of_table.rows for table, of_table in found.items() if of_table.rows}
+
+
+def _with_related(
+    adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], logs: Logs
+) -> dict[TopicPartition, Chosen]:
+    """Returns the chosen offsets and those that rows of output tables name beside them, as single offsets, which one
+    turn reads together. Raises ConfigError if one of these can't be read any more, or a turn takes less."""
+    every = {tp: arrays_of(of.every) for tp, of in chosen.items()}
+    while True:  # a row that comes along may name others in turn
+        found = rows_to_replace(adapters, every).values()
+        related = [(tp, offsets) for of_table in found for tp, offsets in of_table.related.items()]
+        if not related:
+            break
+        for tp, offsets in related:
+            log, ranges = logs.get(tp), (np.array(offsets), np.array(offsets) + 1)
+            if log is None or not log.start <= offsets[0] <= offsets[-1] < log.end:
+                raise ConfigError(
+                    f"--with-related: rows of an output table are of {tp}@{offsets[0]} too, which can't be read any "
+                    f"more, so these rows can't be replaced. Choose offsets whose rows are not of it",
+                    key="--with-related",
+                )
+            every[tp] = union(every.get(tp, NO_RANGES), ranges)
+    number, most = _count(every.values()), adapters.pipeline.max_records_per_run
+    if number > most:
+        raise ConfigError(
+            f"--with-related: one turn has to handle {number:,} offsets together, and `max_records_per_run` of "
+            f"{adapters.pipeline.name} is {most:,}. Choose fewer offsets, or raise it",
+            key="--with-related",
+        )
+    return {tp: Chosen((), ranges_of(ranges)) for tp, ranges in sorted(every.items())}
+
+
+def _count(every: Iterable[Ranges]) -> int:
+    return sum(int((ends - starts).sum()) for starts, ends in every)
 
 
 def _count_in(chosen: Mapping[TopicPartition, Chosen], ranges: RangesByPartition) -> int:

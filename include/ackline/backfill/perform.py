@@ -63,12 +63,14 @@ class OpenEndObject(PartitionObject):
 class PreparedObject(AccountObject):
     """A lane before anything of it is read, and what its choice has found; nothing for a lane that has begun."""
 
-    left_out = frozenset({"of_epochs", "notes"})
+    left_out = frozenset({"replaced", "of_epochs", "notes"})
     dry_run: bool
     gone: tuple[GoneObject, ...] = ()
     open_end: tuple[OpenEndObject, ...] = ()
     acked_before: int | None = None
     """How many of the offsets an earlier backfill has acked."""
+    replaced: dict[str, int] | None = None
+    """How many rows of which output table are of these offsets, and go where they are handled again; None if none."""
     of_epochs: dict[str, int] | None = None
     """How many of the offsets were chosen by an outcome of which epoch; None if they were not chosen by outcome."""
     notes: tuple[str, ...] | None = None
@@ -120,6 +122,7 @@ def prepared_object(lane: str, epoch: int, account: Account, choice: Choice | No
         gone=tuple(GoneObject(**_range(each.tp, each.offsets), why=each.why) for each in gone),
         open_end=tuple(OpenEndObject(topic=tp.topic, partition=tp.partition, end=end) for tp, end in ends),
         acked_before=choice.acked_before(),
+        replaced=dict(choice.replaced()) or None,
         of_epochs={str(epoch): number for epoch, number in choice.of_epochs.items()} or None,
         notes=choice.notes or None,
     )
@@ -153,6 +156,8 @@ def choice_text(name: str, backfill_id: str, choice: Choice, confirm_above: int)
     lines += [*_gone(choice), *choice.notes]
     if acked := choice.acked_before():
         lines.append(f"{acked:,} of them {'was' if acked == 1 else 'were'} acked by an earlier backfill.")
+    for table, number in choice.replaced().items():
+        lines.append(f"{counted(number, 'row')} of the output table {table} would be replaced.")
     if choice.offsets > confirm_above:
         lines.append(f"This is more than `backfill.confirm_above` ({confirm_above:,}).")
     return "\n".join(lines)

@@ -151,6 +151,7 @@ OPTIONS = {
     "of": "--of",
     "handler": "--handler",
     "dead_letter": "--dead-letter",
+    "with_related": "--with-related",
 }
 """The option of each field of `BackfillArguments`, for messages."""
 
@@ -242,6 +243,8 @@ class BackfillArguments(Stored):
     """`module:name`; None for the pipeline's own handler."""
     dead_letter: str | None = None
     """A topic, or `none`; None for what the pipeline file has."""
+    with_related: bool = False
+    """Whether the other records come along that rows of output tables name beside the chosen ones."""
 
     @property
     def by_outcome(self) -> bool:

@@ -33,16 +33,19 @@ from ackline.delta.handle import LogState
 from ackline.delta.reads import partition_guarantee, table_files
 from ackline.delta.table import Upon
 from ackline.errors import FatalError, LedgerError
+from ackline.lane.adapters import Adapters
 from ackline.ledger.offsets import Bools, Int64s, Ranges, TopicPartition, index_of_range
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.published import has_rows_of_several
 from ackline.ledger.turns import TurnId
-from ackline.outputs.output_table import OUTPUT_LAYOUT, OutputTable
+from ackline.outputs.output_table import OUTPUT_LAYOUT, OutputTable, table_of
+from ackline.outputs.staged import outputs_of, rows_kept
+from ackline.pipeline.outputs import Rows
 from ackline.scrub import scrub_address
 
 log = logging.getLogger(__name__)
-Records = Mapping[tuple[str, int], Ranges]
-"""Records by topic and partition, as ranges of offsets."""
+Records = Mapping[TopicPartition, Ranges]
+"""Records by topic-partition, as ranges of offsets."""
 Action = AddAction | RemoveAction
 T = TypeVar("T")
 _OF_RECORD = ("_topic", "_partition", "_offset", "_lane", "_epoch", "_anchors")
@@ -264,6 +267,21 @@ class OlderRows:
             yield AddAction(done.path, done.size, texts, done.modification_time, True, done.stats)
 
 
+def rows_to_replace(adapters: Adapters, records: Records) -> dict[str, Found]:
+    """Returns by output table what it holds of records that are to be handled again, for those tables that keep the
+    rows of the newest handling alone. Raises FatalError or TransientError if a table can't be read."""
+    found = dict[str, Found]()
+    for output in outputs_of(adapters) if records else ():
+        if output.table is None or rows_kept(adapters, output.table) is not Rows.NEWEST:
+            continue
+        table = table_of(adapters.store, output.table)
+        with table.errors():
+            if table.state() is not None:
+                older = OlderRows(table, records)
+                found[output.table] = older.at_newest(older.find)
+    return found
+
+
 def _may_name(files: pa.Table, records: Records) -> Bools:
     """Returns which files may hold a row that names one of the records, given the bounds of their columns. A bound that
     is not known allows each value."""
@@ -303,7 +321,7 @@ def _are_of(topics: Any, partitions: Any, offsets: Any, records: Records) -> Boo
         if not of_topic.any():
             continue
         for partition in np.unique(numbers[of_topic]).tolist():
-            if (ranges := records.get((topic, partition))) is not None:
+            if (ranges := records.get(TopicPartition(topic, partition))) is not None:
                 rows = np.flatnonzero(of_topic & (numbers == partition))
                 found[rows] = index_of_range(places[rows], ranges) >= 0
     return found

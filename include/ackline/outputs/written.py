@@ -20,7 +20,7 @@ from ackline.delta.errors import cause_of, storage_errors, unusable_folder
 from ackline.delta.files import DataFileWriter, partition_path, partition_text
 from ackline.delta.folder import Folder
 from ackline.errors import AcklineError, LedgerError
-from ackline.ledger.offsets import Int64s, Ranges, index_of_range, union
+from ackline.ledger.offsets import Int64s, Ranges, TopicPartition, index_of_range, union
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.published import FinalFile, StagedFile, StagedTable, TableOfTurn, partition_key
 from ackline.ledger.turns import TurnId
@@ -88,10 +88,11 @@ class AttemptOutcomes:
                 found.setdefault((pair["topic"], pair["partition"]), []).append(of_pair)
         return cls({tp: _attempts(pa.concat_tables(parts)) for tp, parts in found.items()})
 
-    def handled(self) -> dict[tuple[str, int], Ranges]:
+    def handled(self) -> dict[TopicPartition, Ranges]:
         """Returns the records by topic and partition that the turn has acked, or that a handler has skipped. What a
         policy, a filter or an operator has skipped has not been handled."""
-        return {tp: known.handled for tp, known in self.by_partition.items() if len(known.handled[0])}
+        known = {TopicPartition(*tp): of_tp.handled for tp, of_tp in self.by_partition.items()}
+        return {tp: handled for tp, handled in known.items() if len(handled[0])}
 
     def codes_after(self, anchors: pa.StructArray) -> Int64s:
         """Returns the code of the outcome of each anchor after the turn; NO_OUTCOME for one of which nothing is known.
