@@ -175,6 +175,14 @@ def imported(path: str) -> Any:
         return operator.attrgetter(name)(importlib.import_module(module))
 
 
+def imported_for(key: str, path: str) -> Any:
+    """Returns what a pipeline file names at `key` as `module:name`, imported. Raises ConfigError if it can't be."""
+    try:
+        return imported(path)
+    except (Exception, SystemExit) as error:  # a script that calls sys.exit when it is imported, even with status 0
+        raise ConfigError(f"{key} {path} does not import: {import_problem(path, error)}", key=key) from error
+
+
 def import_problem(path: str, error: BaseException) -> str:
     """Returns why `module:name` does not import: the error, the line of the user's code that it comes from, and the
     nearest name to one that does not exist."""
@@ -223,10 +231,7 @@ def load_handler(
     asynchronous; and, unless the function `emits` to steps or may hand records on (`in_flight`), for a generator. A
     call of those runs nothing of their body, and would ack each record unhandled.
     """
-    try:
-        function: object = imported(path)
-    except (Exception, SystemExit) as error:  # a script that calls sys.exit when it is imported, even with status 0
-        raise ConfigError(f"{key} {path} does not import: {import_problem(path, error)}", key=key) from error
+    function: object = imported_for(key, path)
     if not callable(function):
         raise ConfigError(f"{key} {path} is not a function ({type(function).__name__}); name a function", key=key)
     is_class = inspect.isclass(function)

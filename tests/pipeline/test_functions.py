@@ -61,6 +61,31 @@ def test_all_functions_of_all_streams_are_imported_before_anything_is_planned() 
         assert str(caught.value).startswith(f"{key} shop:gone ")
 
 
+SHOP = "tests.support.shop_messages"
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("shop_pb2:Order", "does not import: ModuleNotFoundError"),
+        (f"{SHOP}:Ordre", "does not import: AttributeError.*did you mean"),
+        (f"{SHOP}:order", "is no class of Protobuf messages .function."),
+        (f"{SHOP}:POOL", "is no class of Protobuf messages"),
+        ("google.protobuf.message:Message", "is no class of Protobuf messages"),
+    ],
+)
+def test_a_message_class_is_imported_before_anything_is_planned(path: str, reason: str) -> None:
+    check(Stream("a", "shop:good", key=f"protobuf:{SHOP}:Line", value=f"protobuf:{SHOP}:Order"))
+    for stream, key in (
+        (Stream("a", "shop:good", value=f"protobuf:{path}"), "streams.a.decode.value"),
+        (Stream("", "shop:good", key=f"protobuf:{path}"), "decode.key"),
+    ):
+        with pytest.raises(ConfigError, match=f"{key} {path} {reason}") as caught:
+            check(stream)
+        assert caught.value.key == key
+
+
 @pytest.mark.usefixtures("shop")
 def test_an_asynchronous_filter_is_refused() -> None:
     """It returns a coroutine, which counts as true."""
@@ -69,7 +94,7 @@ def test_an_asynchronous_filter_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("shop")
-@pytest.mark.parametrize("decoder", ["json", "avro", "json_schema"])
+@pytest.mark.parametrize("decoder", ["json", "avro", "json_schema", "protobuf", f"protobuf:{SHOP}:Order"])
 def test_an_arrow_handler_is_refused_with_a_decoder_that_has_no_column_type(decoder: str) -> None:
     check(Stream("a", "shop:batches", key="utf8", value="utf8"))
     with pytest.raises(ConfigError, match=f"streams.a.decode.value: {decoder} has no column type"):

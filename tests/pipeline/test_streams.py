@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from ackline.handler import Record
 from ackline.pipeline.pipeline import load
-from ackline.pipeline.streams import DECODERS, Stream, Translation, Undecodable, scalar_texts
+from ackline.pipeline.streams import DECODERS, Stream, Translation, Undecodable, message_class_of, scalar_texts
 from ackline.pipeline.topology import StepBlock, Topology, topology
 from tests.ledger.strategies import REPEATABLE
 from tests.support.pipeline_files import NO_HANDLER, STREAMS, TWO_TOPICS, Write
@@ -68,6 +68,16 @@ def test_settings_for_tables_and_logs_hold_decoders_and_streams(write_file: Writ
     assert settings["decode"] == {"key": None, "value": "avro"}
     assert settings["schema_registry"] == {"url": "http://registry:8081"}
     assert [stream["name"] for stream in settings["streams"]] == ["paid", "large"]
+
+
+def test_a_message_class_is_the_decoder_of_its_stream_and_needs_no_registry(write_file: Write) -> None:
+    pipeline = load(write_file(more="decode: {key: utf8, value: {protobuf: 'shop_pb2:Order.Line'}}\n"))
+    assert pipeline.translation is not None
+    (stream,) = pipeline.translation.streams
+    assert (stream.key, stream.value) == ("utf8", "protobuf:shop_pb2:Order.Line")
+    assert (message_class_of(stream.key), message_class_of(stream.value)) == (None, "shop_pb2:Order.Line")
+    assert not pipeline.translation.needs_registry
+    assert pipeline.settings()["decode"] == {"key": "utf8", "value": {"protobuf": "shop_pb2:Order.Line"}}
 
 
 def test_i13_a_translation_does_not_show_the_login_and_is_pickled_whole() -> None:

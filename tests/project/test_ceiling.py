@@ -11,15 +11,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
-    "the root": 1_418,
+    "the root": 1_423,
     "ledger": 4_303,
-    "pipeline": 3_418,
+    "pipeline": 3_508,
     "forms": 1_002,
-    "kafka": 2_896,
+    "kafka": 3_084,
     "delta": 2_923,
     "tables": 2_535,
     "audit": 1_196,
-    "worker": 4_887,
+    "worker": 4_898,
     "trees": 4_562,
     "spark": 3_112,
     "lane": 3_077,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 59_106
-TESTS_CEILING = 72_538
+PACKAGE_CEILING = 59_400
+TESTS_CEILING = 72_923
 
 
 def lines(files: "list[Path]") -> int:

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.support.schema_registry import StubRegistry, stub_registry
+from tests.support.shop_messages import order
 from tests.worker import any_acts as acts
 from tests.worker import any_values as values
 from tests.worker.any_handlers import Act
@@ -83,6 +84,7 @@ ACTS: dict[str, Strategy[Act]] = {
     "column": st.builds(Act, word=st.none() | values.ENCODABLE | st.sampled_from(["acked", "failed", "dead"])),
     "streams": st.builds(Act, source=acts.RETURNED, batch=acts.BATCHES, wants=acts.WANTED),
     "registry": st.builds(Act, source=acts.RETURNED),
+    "protobuf": st.builds(Act, source=acts.RETURNED),
     "outputs": st.builds(Act, source=st.builds(acts.yields, SOURCES, acts.MAYBE_RAISED)),
     "steps": st.builds(
         Act, source=st.builds(acts.yields, TREES, acts.MAYBE_RAISED), step=acts.of_step(ROWS, join=False),
@@ -99,6 +101,11 @@ KINDS: dict[str, Kind] = {
     "column": Kind({**RETRIES, "handler": f"{HANDLERS}:column"}, ONCE),
     "streams": Kind({**RETRIES, "handler": None, "streams": STREAMS}, ONCE),
     "registry": Kind({**RETRIES, "handler": f"{HANDLERS}:answer", "decode": {"key": "json_schema", "value": "avro"}}),
+    "protobuf": Kind(
+        {**RETRIES, "handler": f"{HANDLERS}:answer",
+         "decode": {"key": "protobuf", "value": {"protobuf": "tests.support.shop_messages:Order"}}},
+        [{"decode": {"key": "protobuf", "value": "protobuf"}}],
+    ),
     "outputs": Kind(
         {**ANSWERED, "handler": f"{HANDLERS}:emit", "outputs": TABLES},
         [{"handler": f"{HANDLERS}:emit_later"}],
@@ -125,7 +132,7 @@ def payloads_of(kind: str, framed: bytes | None) -> Strategy[bytes | None]:
 
 def lanes_of(kind: str, plain: tuple[bytes | None, bytes | None] = (None, b"{}")) -> Strategy[Any]:
     """What is drawn for one lane: settings beside those of its kind, and its turns."""
-    framed = plain if kind == "registry" else (None, None)
+    framed = plain if kind in ("registry", "protobuf") else (None, None)
     answers = st.lists(st.tuples(values.MANGLED, values.ANSWERS), min_size=1, max_size=2)
     payloads = [payloads_of(kind, of_plain) for of_plain in framed]
     case = st.builds(Case, *payloads, values.STAMPS, values.HEADERS, ACTS[kind], answers)
@@ -154,6 +161,9 @@ def check(kind: str, data: st.DataObject, registry: StubRegistry, senders: Sende
     if kind == "registry":
         file = {"schema_registry": {"url": registry.url}}
         plain = registry.json_schema({"title": "key", "type": "object"}, {}), registry.avro(SCHEMA, {"id": 1})
+    if kind == "protobuf":
+        file = {"schema_registry": {"url": registry.url}}
+        plain = registry.protobuf(order(), field="key"), registry.protobuf(order(), field="value")
     options, turns = data.draw(lanes_of(kind, plain)).values
     failure = failure_of(KINDS[kind], {**file, **options}, plain, turns, senders)
     assert not failure, failure
@@ -166,6 +176,7 @@ LANES = {
     "column": 3,
     "streams": 5,
     "registry": 2,
+    "protobuf": 2,
     "outputs": 9,
     "steps": 7,
     "batches": 5,

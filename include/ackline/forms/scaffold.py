@@ -243,7 +243,7 @@ def _decode_text(shape: RecordShape) -> str:
     if shape.kind is ValueKind.REGISTRY:
         return (
             "# The values seem to be written with a schema registry. To have them decoded, remove the two #:\n"
-            "# decode: {value: avro}   # or json_schema\n"
+            "# decode: {value: avro}   # or json_schema, protobuf\n"
             "# schema_registry: {url: https://registry:8081}\n"
         )
     return ""

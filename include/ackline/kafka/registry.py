@@ -1,11 +1,12 @@
-"""Decoders for Avro and JSON Schema, which fetch the schema that a record names from a schema registry.
+"""Decoders for Avro, JSON Schema and Protobuf, which fetch the schema that a record names from a schema registry.
 
 The cause of a failure decides what happens:
 - The record's bytes do not match their schema, or name a schema that the registry does not have: Undecodable.
 - The registry is unreachable, times out or is not ready (HTTP 408, 429, 5xx), or an address that a JSON Schema refers
   to is unreachable or has a host that does not resolve: TransientError. Nothing is stored, and the same turn is tried
   again.
-- The registry refuses the login: ConfigError. The address is not a schema registry's: FatalError.
+- The registry refuses the login: ConfigError. The address is not a schema registry's, or the registry can't give a
+  Protobuf schema as a descriptor: FatalError.
 """
 
 import re
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 PREFIX = "schema.registry."
 """The prefix of the schema registry's settings in the extra of a Kafka connection."""
 
-_NEEDED = ("attrs", "authlib", "cachetools", "certifi", "fastavro", "httpx2", "jsonschema")
+_NEEDED = (
+    "attrs", "authlib", "cachetools", "certifi", "fastavro", "google.protobuf", "google.type", "httpx2", "jsonschema",
+)  # fmt: skip
 _NUMBERS = frozenset({
     "timeout", "max.retries", "retries.wait.ms", "retries.max.wait.ms", "cache.capacity", "cache.latest.ttl.sec",
 })  # fmt: skip
@@ -57,10 +60,11 @@ def registry_config(url: str | None, connection: Mapping[str, Any]) -> tuple[tup
 
     Raises ConfigError if neither has an address, or if the client's packages are not installed.
     """
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    # A dotted name is looked up in its package, which must be there.
+    missing = [name for name in _NEEDED if not find_spec(name.partition(".")[0]) or not find_spec(name)]
     if missing:
         raise ConfigError(
-            f"avro and json_schema need packages that are not installed ({', '.join(missing)}): "
+            f"avro, json_schema and protobuf need packages that are not installed ({', '.join(missing)}): "
             f"pip install 'ackline[schema-registry]'",
             key="decode",
         )
@@ -103,8 +107,10 @@ class Registry:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._address = str(config["url"])
+        self._config = {"timeout": _TIMEOUT, **config}
+        self._descriptors: SchemaRegistryClient | None = None
         try:
-            self._client = _client(self, {"timeout": _TIMEOUT, **config})
+            self._client = _client(self, self._config)
         except (ValueError, TypeError, OSError) as error:
             raise ConfigError(
                 f"the schema registry {self._address} can't be used: {scrub(str(error), ())}", key="schema_registry"
@@ -117,6 +123,8 @@ class Registry:
     def close(self) -> None:
         """Closes the connections to the registry."""
         self._client.close()
+        if self._descriptors is not None:
+            self._descriptors.close()
 
     def check(self) -> str:
         """Requests a schema, which need not exist, and returns the registry's address. Raises the AcklineErrors that a
@@ -126,7 +134,7 @@ class Registry:
         return self._address
 
     def decoder(self, word: str, field: str) -> Decode:
-        """Returns the decoder for `word` (`avro` or `json_schema`) and `field` (`key` or `value`).
+        """Returns the decoder for `word` (`avro`, `json_schema` or `protobuf`) and `field` (`key` or `value`).
 
         The decoder raises Undecodable if the record does not decode, and an AcklineError if the registry fails.
         """
@@ -154,6 +162,12 @@ class Registry:
             from confluent_kafka.schema_registry.avro import AvroDeserializer
 
             return AvroDeserializer(self._client, conf=settings)
+        if word == "protobuf":
+            from ackline.kafka.protobuf import RegistryMessages
+
+            # A client of its own: Confluent's cache does not part the formats in which a schema was requested.
+            self._descriptors = self._descriptors or _client(self, self._config)
+            return RegistryMessages(self._client, self._descriptors, self._no_descriptors)
         from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 
         return JSONDeserializer(
@@ -223,9 +237,17 @@ class Registry:
                 f"`{PREFIX}basic.auth.user.info` in the Kafka connection's extra",
                 key="schema_registry",
             )
+        if status == 501:  # "not implemented": only requests for a descriptor name a format
+            return self._no_descriptors()
         if status in (408, 429) or status >= 500:
             return TransientError(f"the schema registry {self._address} is not ready (HTTP {status}); run this again")
         return self._not_a_registry(f"HTTP {status}")
+
+    def _no_descriptors(self) -> FatalError:
+        return FatalError(
+            f"the schema registry {self._address} does not give Protobuf schemas as descriptors (`format=serialized`), "
+            f"which `protobuf` needs; update the registry (Redpanda has them from 25.2 on), or decode in the handler"
+        )
 
     def _not_a_registry(self, answer: str) -> FatalError:
         return FatalError(

@@ -152,6 +152,10 @@ MAPPING = "[mapping]"
 leaves the tag out of the path of a key."""
 
 
+WORD = "[word]"
+"""pydantic's tag of the word, where a key takes one of several words or a mapping. Left out of paths as MAPPING is."""
+
+
 MAPPING_OR_WORD = "mapping_or_word"
 """The name of pydantic's error for a value of such a key that is neither."""
 

@@ -21,7 +21,8 @@ from ackline.errors import ConfigError
 from ackline.handler import Handler, Tier, import_problem, imported, load_handler, tier_of
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.order import Order
-from ackline.pipeline.streams import ARROW_DECODERS, Stream, Translation
+from ackline.pipeline.messages import load_message_class
+from ackline.pipeline.streams import ARROW_DECODERS, Stream, Translation, message_class_of
 from ackline.pipeline.topology import Step, Topology
 
 
@@ -56,11 +57,11 @@ class StreamFunctions:
 
 
 def load_functions(stream: Stream, *, emits: bool = False, in_flight: bool = False) -> StreamFunctions:
-    """Imports a stream's handler, which may emit to steps if `emits`, and hand records on if `in_flight`, and its
-    filter.
+    """Imports a stream's handler, which may emit to steps if `emits`, and hand records on if `in_flight`, its filter,
+    and the message classes of its decoders.
 
-    Raises ConfigError as `ackline.handler.load_handler` does, and if a handler of this tier cannot be given what the
-    stream decodes, or can't emit.
+    Raises ConfigError as `ackline.handler.load_handler` and `load_message_class` do, and if a handler of this tier
+    cannot be given what the stream decodes, or can't emit.
     """
     handler_key = stream.key_path("handler")
     handler = load_handler(stream.handler, handler_key, emits=emits, in_flight=in_flight)
@@ -77,6 +78,8 @@ def load_functions(stream: Stream, *, emits: bool = False, in_flight: bool = Fal
             key=handler_key,
         )
     for name, decoder in (("key", stream.key), ("value", stream.value)):
+        if (path := message_class_of(decoder)) is not None:
+            load_message_class(path, stream.key_path(f"decode.{name}"))
         if tier is Tier.ARROW and decoder not in ARROW_DECODERS:
             key = stream.key_path(f"decode.{name}")
             raise ConfigError(

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ackline.errors import SETTINGS_PAGE, ConfigError, counted
-from ackline.pipeline.field_types import ADVICE_BY_PATTERN, MAPPING, MAPPING_OR_WORD
+from ackline.pipeline.field_types import ADVICE_BY_PATTERN, MAPPING, MAPPING_OR_WORD, WORD
 
 _EXPECTED = {
     "kafka": "a mapping, e.g. {connection: kafka_default, group_id: orders-replay, topics: [orders]}",
@@ -189,7 +189,7 @@ def refusal(
 
 def _key_path(problem: Mapping[str, Any]) -> KeyPath:
     key_path: KeyPath = problem.get("ctx", {}).get("key_path") or problem["loc"]
-    return tuple(part for part in key_path if part not in ("[key]", MAPPING))  # pydantic's own marks, not keys
+    return tuple(part for part in key_path if part not in ("[key]", MAPPING, WORD))  # pydantic's own marks, not keys
 
 
 def _reason(key: str, problem: Mapping[str, Any], model: type[BaseModel]) -> str:

@@ -4,8 +4,8 @@ A stream names the topics, the filter, the decoders and the handler of its recor
 that covers its topic and whose filter returns True; the pipeline's own handler is the last stream and covers all
 topics. In Storm, RecordTranslator and ByTopicRecordTranslator have this role: a function of a record names the stream.
 
-The decoders here need only the bytes. Those of Avro and JSON Schema, which need the schema registry, are in
-`ackline.kafka.registry`.
+The decoders here need only the bytes. Those of Avro, JSON Schema and Protobuf, which need the schema registry, are in
+`ackline.kafka.registry`, and that of a message class of the user's is in `ackline.pipeline.messages`.
 """
 
 import json
@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from ackline.handler import Record
-from ackline.pipeline.field_types import MAPPING, CodePath, RegularExpression, StreamName, StrictBlock, mapping_or
+from ackline.pipeline.field_types import MAPPING, WORD, CodePath, RegularExpression, StreamName, StrictBlock, mapping_or
 from ackline.pipeline.refusals import KeyPath, error_at
 
-DecoderName = Literal["bytes", "utf8", "json", "avro", "json_schema"]
-REGISTRY_DECODERS = frozenset({"avro", "json_schema"})
+DecoderName = Literal["bytes", "utf8", "json", "avro", "json_schema", "protobuf"]
+REGISTRY_DECODERS = frozenset({"avro", "json_schema", "protobuf"})
 """Decoders that need a schema registry."""
+MESSAGE_CLASS = "protobuf:"
+"""What the decoder of a message class begins with, before the path of the class, `module:Class`."""
 ARROW_DECODERS = frozenset({"bytes", "utf8"})
 """Decoders whose result has an Arrow column type, so that an Arrow handler can take it."""
 PIPELINE_STREAM = ""
@@ -32,18 +34,40 @@ _REGISTRY_ADVICE = (
     "write `schema_registry: {url: URL}`, or `schema_registry: connection` if the extra of the Kafka connection has "
     "`schema.registry.url`"
 )
+_MESSAGE_CLASS_ADVICE = "messages without one need their class, such as `{protobuf: handlers.orders_pb2:Order}`"
+
+
+class MessageClassBlock(StrictBlock):
+    """The class of Protobuf messages that are written without a schema registry."""
+
+    protobuf: CodePath
+
+
+DecoderChoice = Annotated[
+    Annotated[DecoderName, Tag(WORD)] | Annotated[MessageClassBlock, Tag(MAPPING)],
+    Discriminator(lambda value: MAPPING if isinstance(value, dict | MessageClassBlock) else WORD),
+]
 
 
 class DecodeBlock(StrictBlock):
     """The decoders of keys and values. `bytes` leaves them as they are in the log."""
 
-    key: DecoderName | None = None
-    value: DecoderName | None = None
+    key: DecoderChoice | None = None
+    value: DecoderChoice | None = None
 
     def decoders(self, defaults: "DecodeBlock | None" = None) -> tuple[str, str]:
         """Returns the decoders of key and value; `defaults` has those that this block does not name."""
         key, value = (defaults.key, defaults.value) if defaults is not None else (None, None)
-        return self.key or key or "bytes", self.value or value or "bytes"
+        return _decoder_of(self.key or key or "bytes"), _decoder_of(self.value or value or "bytes")
+
+
+def _decoder_of(choice: str | MessageClassBlock) -> str:
+    return choice if isinstance(choice, str) else MESSAGE_CLASS + choice.protobuf
+
+
+def message_class_of(decoder: str) -> str | None:
+    """Returns the path, `module:Class`, of the message class that a decoder parses with; None for another decoder."""
+    return decoder.removeprefix(MESSAGE_CLASS) if decoder.startswith(MESSAGE_CLASS) else None
 
 
 class StreamBlock(StrictBlock):
@@ -72,8 +96,8 @@ class StreamBlock(StrictBlock):
 class Stream:
     """One stream of a pipeline; `PIPELINE_STREAM` is the name of the pipeline's own handler.
 
-    `handler` and `filter` are paths, `module:name`. `key` and `value` are names of decoders. A stream with neither
-    `topics` nor `pattern` covers all topics.
+    `handler` and `filter` are paths, `module:name`. `key` and `value` are names of decoders, or MESSAGE_CLASS and the
+    path of a class. A stream with neither `topics` nor `pattern` covers all topics.
     """
 
     name: str
@@ -120,7 +144,8 @@ def refuse_registry_decoders(decode: DecodeBlock, key_path: KeyPath) -> None:
     """Raises if a block names a decoder that needs a schema registry. Call it if the pipeline has none."""
     for name, decoder in (("key", decode.key), ("value", decode.value)):
         if decoder in REGISTRY_DECODERS:
-            raise error_at((*key_path, name), f"{decoder} needs a schema registry; {_REGISTRY_ADVICE}")
+            instead = f"; {_MESSAGE_CLASS_ADVICE}" if decoder == "protobuf" else ""
+            raise error_at((*key_path, name), f"{decoder} needs a schema registry; {_REGISTRY_ADVICE}{instead}")
 
 
 def check_streams(

@@ -23,7 +23,16 @@ from ackline.handler import Handler, Record, Tier, load_handler
 from ackline.kafka.registry import Registry
 from ackline.ledger.outcomes import Outcome
 from ackline.pipeline.functions import StreamFunctions, check_emits, check_in_flight, load_functions, load_steps
-from ackline.pipeline.streams import DECODERS, Decode, Stream, Translation, Undecodable, scalar_texts
+from ackline.pipeline.messages import message_decoder
+from ackline.pipeline.streams import (
+    DECODERS,
+    Decode,
+    Stream,
+    Translation,
+    Undecodable,
+    message_class_of,
+    scalar_texts,
+)
 from ackline.worker.call import (
     IsFull,
     call_arrow_handler,
@@ -267,6 +276,8 @@ def _decoder(word: str, field: str, registry: Registry | None) -> Decode | None:
         return None
     if word in DECODERS:
         return DECODERS[word](field)
+    if (path := message_class_of(word)) is not None:
+        return message_decoder(path, field)
     assert registry is not None
     return registry.decoder(word, field)
 
