@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 59_400
-TESTS_CEILING = 72_923
+TESTS_CEILING = 72_946
 
 
 def lines(files: "list[Path]") -> int:

@@ -21,6 +21,8 @@ from ackline.worker.outcomes import Outcomes
 from ackline.worker.records import Records
 from ackline.worker.streams import Streams, call_handler, load_handler_or_streams
 from tests.ledger.strategies import REPEATABLE
+from tests.support.schema_registry import StubRegistry
+from tests.support.shop_messages import DECODED, order
 from tests.worker.batches import ACKED, NOW, RowResult, records_of, results
 
 TOMBSTONE: RowResult = ("skipped", "Tombstone")
@@ -34,8 +36,10 @@ def stream(code: Any, name: str = "", handler: str = "handle", wants: str | None
     return Stream(name, path(handler), path(wants) if wants else None, **more)
 
 
-def call(streams: Sequence[Stream], records: Records, deliver_tombstones: bool = False) -> Outcomes:
-    loaded = Streams(Translation(tuple(streams)))
+def call(
+    streams: Sequence[Stream], records: Records, deliver_tombstones: bool = False, registry: str = "http://none"
+) -> Outcomes:
+    loaded = Streams(Translation(tuple(streams), (("url", registry),)))
     outcomes = call_handler(loaded, Tier.RECORD, records, lambda: NOW, deliver_tombstones)
     assert (outcomes.handled_at == NOW).all()
     return outcomes
@@ -73,6 +77,19 @@ def test_s44_what_does_not_decode_fails_alone_and_without_the_handler(code: Any)
         "the value is JSON nested too deep",
     ]
     assert (values, outcomes.calls) == ([1, 3], 2)
+
+
+@pytest.mark.parametrize("decoder", ["protobuf", "protobuf:tests.support.shop_messages:Order"])
+def test_s44_what_is_no_protobuf_fails_alone_and_without_the_handler(
+    code: Any, stub: StubRegistry, decoder: str
+) -> None:
+    got: list[Any] = []
+    code.handle = lambda record: got.append(record.value)
+    data = stub.protobuf(order()) if decoder == "protobuf" else order().SerializeToString()
+    values = [data, data[:-1], None, b"\0\0\0\0\x63\0", b"\xff", data]
+    outcomes = call([stream(code, value=decoder)], records_of(values), registry=stub.url)
+    assert results(outcomes, 6) == [ACKED, UNDECODABLE, TOMBSTONE, UNDECODABLE, UNDECODABLE, ACKED]
+    assert got == [DECODED, DECODED]
 
 
 def test_s44_what_is_null_is_not_decoded(code: Any) -> None:

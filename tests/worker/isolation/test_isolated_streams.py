@@ -44,6 +44,12 @@ def test_a_decoded_batch_is_halved_until_the_culprit_is_alone(isolated: MakeIsol
     assert classes(handler(others), 3) == ["acked", "WorkerLost", "ValueError"]
 
 
+def test_a_message_class_decodes_in_the_process_of_the_handler(isolated: MakeIsolated) -> None:
+    decoder = "protobuf:tests.support.shop_messages:Label"
+    handler = isolated(translation=Translation((replace(STREAM, value=decoder, filter=None),)))
+    assert call(handler, [b"\xff", b"Alice"]) == ["Undecodable", "Undecodable"]
+
+
 SCHEMA = {"type": "record", "name": "deed", "fields": [{"name": "do", "type": "string"}]}
 
 
