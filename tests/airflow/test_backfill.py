@@ -128,6 +128,18 @@ def test_s73_a_run_changes_nothing_unless_it_is_confirmed(form: Form) -> None:
     assert form.begin(ranges=["orders:0:0-2"], confirm=True) == {**shown, "dry_run": False}
 
 
+def test_the_expression_of_the_form_is_stored_with_the_lane_and_one_that_is_none_is_refused(form: Form) -> None:
+    written = len(form.live.world.history)
+    for wrong in ("value.a =", "now() > timestamp"):
+        with pytest.raises(AirflowFailException, match="--where: "):
+            form.begin(all=True, where=wrong, confirm=True, confirm_offsets=4)
+    assert len(form.live.world.history) == written
+    form.begin(ranges=["orders:0:0-2"], where="value.fail IS NULL", confirm=True)
+    stored = find_backfill(form.live.adapters().store.other_lane(lane_of(id_of_run(RUN_ID))))
+    assert stored is not None
+    assert stored.arguments.where == "value.fail IS NULL"
+
+
 def test_a_run_handles_the_chosen_records_again_and_ends_with_the_account(form: Form) -> None:
     values = {"ranges": ["orders:0:0-1", "orders:0:2-3"], "confirm": True, "reason": "a test", "max_rate": 5}
     form.begin(**values)

@@ -168,6 +168,9 @@ def test_above_confirm_above_the_number_is_typed_at_a_terminal(
     (["--outcome", "failed"], "--outcome"),
     (["--all", "--id", "A/b"], "--id"),
     (["--all", "--dead-letter", "orders"], "--dead-letter"),
+    (["--all", "--where", "value.a ="], "--where"),
+    (["--all", "--where", ""], "--where"),
+    (["--where", "value.a = 1"], "RANGE"),
     (["--offsets", "1:4"], "--offsets"),
     (["--partition", "0", "--offsets", "1:"], "--offsets"),
 ])  # fmt: skip

@@ -8,7 +8,9 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-from ackline import InFlight
+import pyarrow as pa
+
+from ackline import Emit, InFlight, arrow_handler
 from ackline.handler import Record
 from ackline.local.processes import wait_until
 from tests.spark.output_handlers import hand_on
@@ -81,3 +83,14 @@ def hands_on_as_generator(record: Record) -> Iterator[InFlight]:
     in_flight = hands_on(record)
     if in_flight is not None:
         yield in_flight
+
+
+def emit(record: Record) -> Iterator[Emit]:
+    """Emits what the value holds."""
+    yield Emit(json.loads(record.value or b"{}"))
+
+
+@arrow_handler
+def emit_rows(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Emits what each value holds."""
+    yield pa.RecordBatch.from_pylist([json.loads(value) for value in batch.column("value").to_pylist()])

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from deltalake import DeltaTable
 
 from ackline.backfill.perform import backfill_pipeline
@@ -131,3 +132,71 @@ def test_s72_compaction_between_plan_and_replay_takes_single_offsets_of_a_backfi
     assert (done["settled"], done["outcomes"], done["gaps"]) == (True, {"compacted": 1, "dead": 2}, 0)
     assert ended(lane, "b") == done["outcomes"]
     judge(lane, "b")
+
+
+XTS, EUR = {"currency": "XTS", "amount": 1}, {"currency": "EUR", "amount": 1}
+
+
+def error_classes(lane: Lab, backfill_id: str) -> Counter[str | None]:
+    """Returns how many rows of a backfill lane have each error class."""
+    rows = DeltaTable(f"{lane.tables}/backfill-{backfill_id}/outcomes").to_pyarrow_table(columns=["error_class"])
+    return Counter(rows.column("error_class").to_pylist())
+
+
+def test_s71_of_a_backfill_the_records_that_match_where_are_handled_and_the_rest_is_unmatched(lab: MakeLab) -> None:
+    """A retry gets the same answer as the first attempt, and a record that the expression can't take fails by name."""
+    lane = lab(decode={"value": "json"}, retry={"max_retries": 1, "initial_delay": "1m", "period": "1m"})
+    lane.produce(XTS, EUR, XTS | {"fail": 1}, None, XTS | {"amount": "many"}, b"{broken", {"amount": 3})
+    lane.run()
+    lane.advance_clock(60)
+    lane.run()
+    lane.new_calls()
+    where = "value.amount < 3 AND value.currency = 'XTS'"
+    dry = lane.ackline("backfill", lane.name, "--all", "--where", where, "--dry-run")
+    assert f"Records that match: {where}" in dry.stdout + dry.stderr
+    assert lane.ackline("backfill", lane.name, "--all", "--where", "value.amount <", "--yes").returncode == 2
+    first = backfill(lane, "--all", "--where", where, "--id", "w")
+    assert lane.new_calls() == [(0, 1), (2, 1)]
+    assert (first["settled"], first["pending"]["retry"]) == (False, 3)
+    other = lane.ackline("backfill", lane.name, "--all", "--where", "value.amount < 4", "--id", "w", "--yes", "--json")
+    assert json.loads(other.stderr.splitlines()[-1])["key"] == "--where"
+    lane.advance_clock(60)
+    done = backfill(lane, "--id", "w")
+    assert lane.new_calls() == [(2, 2)]
+    assert (done["settled"], done["outcomes"]) == (True, {"acked": 2, "dead": 2, "skipped": 3})
+    assert error_classes(lane, "w") == {
+        None: 2, "Unmatched": 2, "Tombstone": 1, "ValueError": 1, "WhereError": 3, "Undecodable": 3
+    }  # fmt: skip
+    listed = lane.ackline_json("backfill", lane.name, "--list")["backfills"][0]["arguments"]
+    assert listed == f'--all --where "{where}"'
+    judge(lane, "w")
+
+
+@pytest.mark.parametrize("settings", [
+    {"handler": "tests.e2e.handlers:emit", "order": "partition"},
+    {"handler": "tests.e2e.handlers:emit", "concurrency": 2},
+    {"handler": "tests.e2e.handlers:emit", "handler_isolation": "process"},
+    {"handler": "tests.e2e.handlers:emit_rows"},
+])  # fmt: skip
+def test_what_where_leaves_out_writes_no_row_whatever_the_handler_is(lab: MakeLab, settings: dict[str, Any]) -> None:
+    outputs = [{"from": "source", "table": "payments"}]
+    lane = lab(outputs=outputs, **settings)
+    lane.produce(*[XTS, EUR] * 10)
+    lane.run()
+    done = backfill(lane, "--all", "--where", "value.currency = 'XTS'", "--id", "w")
+    assert (done["settled"], done["outcomes"]) == (True, {"acked": 10, "skipped": 10})
+    rows = DeltaTable(f"{lane.tables}/outputs/payments").to_pyarrow_table(columns=["_lane", "currency"]).to_pylist()
+    assert Counter((row["_lane"], row["currency"]) for row in rows) == {
+        ("live", "XTS"): 10, ("live", "EUR"): 10, ("backfill-w", "XTS"): 10
+    }  # fmt: skip
+    judge(lane, "w")
+
+
+def test_where_is_evaluated_in_the_tasks_of_spark(spark_lab: MakeLab) -> None:
+    lane = spark_lab(partitions=2)
+    for partition in (0, 1):
+        lane.produce(*[XTS, EUR] * 10, partition=partition)
+    lane.run()
+    done = backfill(lane, "--all", "--where", "value.currency = 'XTS' AND partition = 1", "--id", "w")
+    assert (done["settled"], done["outcomes"]) == (True, {"acked": 10, "skipped": 30})
+    judge(lane, "w")

@@ -174,19 +174,9 @@ def test_times_are_iso_with_a_zone_or_ago_and_the_span_is_not_empty() -> None:
 
 
 EVERY = BackfillArguments(
-    ("orders:0:1-2",),
-    False,
-    "2h ago",
-    "1h ago",
-    "dead",
-    "HTTPError",
-    "r1",
-    "v1",
-    "backfill-a",
-    "handlers.a:b",
-    "none",
-    with_related=True,
-)
+    ("orders:0:1-2",), False, "2h ago", "1h ago", "dead", "HTTPError", "r1", "v1", "backfill-a", "handlers.a:b", "none",
+    where="value.n = 1", with_related=True,
+)  # fmt: skip
 
 
 def test_s71_another_set_of_arguments_is_refused_by_the_option_that_differs() -> None:
@@ -212,3 +202,6 @@ def test_s71_each_argument_is_compared(name: str) -> None:
 def test_arguments_are_shown_as_on_a_command_line() -> None:
     assert BackfillArguments(("orders",), outcome="dead").shown() == "orders --outcome dead"
     assert BackfillArguments(everything=True).shown() == "--all"
+    where = BackfillArguments(everything=True, where="value.currency = 'XTS'")
+    assert where.shown() == """--all --where "value.currency = 'XTS'\""""
+    assert BackfillArguments(everything=True, where="value.n = 1").shown() == "--all --where 'value.n = 1'"

@@ -84,7 +84,7 @@ LIBRARIES: dict[str, set[str]] = {
     "airflow": {"airflow", "ui"},
     "confluent_kafka": {"kafka", "worker", "local", "verify"},
     "deltalake": {"delta", "tables", "outputs", "steps", "local", "verify"},
-    "duckdb": {"audit"},
+    "duckdb": {"audit", "where"},
     "obstore": {"delta"},
     "psutil": {"local", "lease"},
     "pyspark": {"spark", "worker", "trees"},

@@ -274,7 +274,7 @@ def test_streams_with_threads_and_a_loop_share_the_limit(seed: int, monkeypatch:
 
     handlers: list[Handler] = [plain, ManagedHandler(later, "handlers:later", emits=False)]
     waiting = WaitingHandlers(
-        handlers, lambda _: (lambda record: (handlers[record.offset % 2], record), lambda records: records.payload_of),
+        handlers, lambda records: (lambda record: (handlers[record.offset % 2], record), records.payload_of),
         4, 4, False, None,
     )  # fmt: skip
     calls = CallsUnderWay(waiting, lambda: NOW)

@@ -53,6 +53,7 @@ from ackline.backfill.form import (
     OUTCOME,
     RUN,
     TO,
+    WHERE,
     BackfillRequest,
     allowed_dead_letters,
     allowed_handlers,
@@ -101,7 +102,7 @@ def backfill_params(pipeline: Pipeline) -> dict[str, Param]:
         },
     }
     sections = {
-        "Which records: all, by time, by outcome": (ALL, FROM, TO, OUTCOME, ERROR_CLASS, RUN, CODE, OF),
+        "Which records: all, by time, by outcome": (ALL, FROM, TO, OUTCOME, ERROR_CLASS, RUN, CODE, OF, WHERE),
         "How: limits, handler, dead letters, an earlier backfill": (
             CONFIRM_OFFSETS,
             ID,

@@ -55,6 +55,10 @@ HANDLER = Field(
     name="handler", option="--handler", title="Handler",
     help="Another handler, from `backfill.handlers` of the pipeline file.",
 )  # fmt: skip
+WHERE = Field(
+    name="where", option="--where", title="Where",
+    help="Handle only records that match, e.g. value.currency = 'XTS'. The rest is skipped as Unmatched.",
+)  # fmt: skip
 MAX_RECORDS = Field(
     name="max_records", option="--max-records", type=FieldType.NUMBER, title="At most so many records", minimum=1,
     maximum=10**12, help="Read at most so many offsets now.",
@@ -89,8 +93,8 @@ CONFIRM_OFFSETS = Field(
     in_command=False, help="Needed beside Confirm for more offsets than `backfill.confirm_above`: their number.",
 )  # fmt: skip
 FIELDS = (
-    RANGES, ALL, FROM, TO, OUTCOME, ERROR_CLASS, RUN, CODE, OF, ID, EPOCH, HANDLER, MAX_RECORDS, MAX_RATE, DEAD_LETTER,
-    WITH_RELATED, DEADLINE, REASON, CONFIRM, CONFIRM_OFFSETS,
+    RANGES, ALL, FROM, TO, OUTCOME, ERROR_CLASS, RUN, CODE, OF, WHERE, ID, EPOCH, HANDLER, MAX_RECORDS, MAX_RATE,
+    DEAD_LETTER, WITH_RELATED, DEADLINE, REASON, CONFIRM, CONFIRM_OFFSETS,
 )  # fmt: skip
 """All fields, in the order of both forms."""
 
@@ -153,6 +157,7 @@ def request_of(entered: Entered, default_id: str) -> BackfillRequest:
         entered.text(OF) or LIVE,
         entered.text(HANDLER),
         entered.text(DEAD_LETTER),
+        where=entered.text(WHERE),
         with_related=entered.value(WITH_RELATED) or False,
     )
     given_id = entered.text(ID)

@@ -206,8 +206,8 @@ def backfill_pipeline(pipeline: Pipeline, arguments: BackfillArguments, max_rate
     Each outcome becomes a row, because the account of the lane and `ackline diff` count rows. What retention took is
     recorded: it was shown before the backfill began. Another handler takes the place of the file's `handler` and
     `streams`, and keeps its `decode` and `filter`. Raises ConfigError for a handler or a dead-letter topic that the
-    file does not list, because a user who may start a backfill could else have records copied to any topic, and for a
-    dead-letter topic that the pipeline reads.
+    file does not list, because a user who may start a backfill could else have records copied to any topic, for a
+    dead-letter topic that the pipeline reads, and for a `--where` that is no expression over its records.
     """
     changes: dict[str, object] = {"record_outcomes": True, "on_expired": "record", "max_offset_behind": None}
     if max_rate is not None:
@@ -225,7 +225,9 @@ def backfill_pipeline(pipeline: Pipeline, arguments: BackfillArguments, max_rate
             )
         _check_listed(pipeline, DEAD_LETTER.option, topic, allowed_dead_letters(pipeline))
         changes["dead_letter"] = "none" if topic == "none" else DeadLetterBlock(topic=topic)
-    return pipeline.model_copy(update=changes)
+    changed = pipeline.model_copy(update=changes)
+    # Not a part of the plan: the lane stores it once, and each process that carries out a turn reads it from there.
+    return changed if arguments.where is None else changed.with_where(arguments.where)
 
 
 def _check_listed(pipeline: Pipeline, option: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -287,6 +289,8 @@ def prepare(adapters: Adapters, request: BackfillRequest, arguments: BackfillArg
     choice = choose_offsets(adapters, arguments)
     check_rights_to_read(adapters, {tp.topic for tp in choice.partitions})
     text = choice_text(name, request.id, choice, adapters.pipeline.backfill.confirm_above)
+    if arguments.where is not None and choice.partitions:
+        text += f"\nRecords that match: {arguments.where}. The others are skipped, as Unmatched."
     return PreparedBackfill(request, request.epoch, account_of_choice(choice), None, choice, text)
 
 

@@ -101,7 +101,8 @@ def backfill(
 
     Examples: `ackline backfill orders orders:0:1000-2000`, `ackline backfill orders --from "2h ago"`,
     `ackline backfill orders --topic orders --partition 0 --offsets 1000:2000`,
-    `ackline backfill orders --outcome dead --error-class HTTPError --yes --wait`, `ackline backfill orders --id ID`
+    `ackline backfill orders --outcome dead --error-class HTTPError --yes --wait`, `ackline backfill orders --id ID`,
+    `ackline backfill orders --from "1d ago" --where "value.currency = 'XTS'"`
     """
     if wait and now is not None:
         raise ConfigError("--wait and --now contradict each other: a fixed clock never moves on", key="--wait")
@@ -230,9 +231,9 @@ def _cancel(session: Session, lane: str, reason: str) -> None:
             f"--cancel {backfill_id}: {name} has no such backfill; `ackline backfill {name} --list` lists them",
             key="--cancel",
         )
-    # With the lane's dead letters, for an open turn that can still be settled. No handler is called, so one that is not
-    # allowed any more is no obstacle.
-    pipeline = backfill_pipeline(options.pipeline_named(name), replace(found.arguments, handler=None))
+    # With the lane's dead letters, for an open turn that can still be settled. No handler is called, so a handler that
+    # is not allowed any more is no obstacle, nor is a `--where` that does not fit other decoders.
+    pipeline = backfill_pipeline(options.pipeline_named(name), replace(found.arguments, handler=None, where=None))
     with options.opened(name, session.now, lane=lane, handler=False, pipeline=pipeline) as adapters:
         left = sum(found.account.pending.values())
         text = f"Backfill {backfill_id} of {name}: {counted(left, 'offset')} would be skipped."

@@ -241,7 +241,7 @@ def _standstills(adapters: Adapters, away: Unreachable | None, fails: bool) -> I
     with suppress(AcklineError):
         for backfill in (each for each in backfills(adapters.store) if not each.account.settled):
             lane = backfill.genesis.turn.lane
-            pipeline = backfill_pipeline(adapters.pipeline, replace(backfill.arguments, handler=None))
+            pipeline = backfill_pipeline(adapters.pipeline, replace(backfill.arguments, handler=None, where=None))
             of_lane = replace(adapters, pipeline=pipeline, store=adapters.store.other_lane(lane))
             if (found := standstill_of(of_lane, reads_broker)) is not None:
                 yield Check(f"lane {name} {lane}", False, found.line)

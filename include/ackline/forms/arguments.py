@@ -6,6 +6,7 @@ them: its id, its ranges, times and filters. A resume with arguments compares th
 """
 
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -149,6 +150,7 @@ OPTIONS = {
     "run": "--run",
     "code": "--code",
     "of": "--of",
+    "where": "--where",
     "handler": "--handler",
     "dead_letter": "--dead-letter",
     "with_related": "--with-related",
@@ -245,6 +247,8 @@ class BackfillArguments(Stored):
     """A topic, or `none`; None for what the pipeline file has."""
     with_related: bool = False
     """Whether the other records come along that rows of output tables name beside the chosen ones."""
+    where: str | None = None
+    """An expression over each record (`ackline.pipeline.where`); what does not match is skipped as Unmatched."""
 
     @property
     def by_outcome(self) -> bool:
@@ -299,8 +303,13 @@ class BackfillArguments(Stored):
         for name, option in OPTIONS.items():
             value = getattr(self, name)
             if name != "ranges" and value not in (None, False) and (name, value) != ("of", LIVE):
-                words += [option] if value is True else [option, str(value)]
+                words += [option] if value is True else [option, _quoted(value) if name == "where" else str(value)]
         return " ".join(words)
+
+
+def _quoted(text: str) -> str:
+    """Returns an expression as a shell takes it: in double quotes if it holds single ones, as far as these suffice."""
+    return f'"{text}"' if "'" in text and not set(text) & set('"$`\\!') else shlex.quote(text)
 
 
 def _time(option: str, text: str | None, now: datetime) -> datetime | None:

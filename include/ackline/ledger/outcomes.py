@@ -60,6 +60,7 @@ class ErrorClass(StrEnum):
     WORKER_LOST = "WorkerLost"
     UNDECODABLE = "Undecodable"
     UNMATCHED = "Unmatched"
+    WHERE_ERROR = "WhereError"
     UNACKED = "Unacked"
     UNKNOWN_STREAM = "UnknownStream"
     BAD_OUTPUT = "BadOutput"

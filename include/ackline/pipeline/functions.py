@@ -74,7 +74,7 @@ def load_functions(stream: Stream, *, emits: bool = False, in_flight: bool = Fal
     if tier is Tier.COLUMN:
         raise ConfigError(
             f"{handler_key}: {stream.handler} is a column handler, which runs in the JVM on undecoded records; remove "
-            f"`decode`, `filter` and `streams`, or write a record handler",
+            f"`decode`, `filter` and `streams`, and `--where` of a backfill, or write a record handler",
             key=handler_key,
         )
     for name, decoder in (("key", stream.key), ("value", stream.value)):

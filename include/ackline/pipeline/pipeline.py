@@ -30,11 +30,24 @@ class Pipeline(PipelineKeys):
     """A valid pipeline file. docs/settings.md describes each key and its default."""
 
     _folder: Path | None = PrivateAttr(None)
+    _where: str | None = PrivateAttr(None)  # of a backfill: no key of a file
 
     @property
     def folder(self) -> Path | None:
         """The folder of the file; None for a pipeline that comes from no file."""
         return self._folder
+
+    def with_where(self, where: str) -> Self:
+        """Returns a copy whose handlers get the records alone for which an expression (`ackline.pipeline.where`) is
+        true. Raises ConfigError for an expression that does not fit the decoders of a stream."""
+        from ackline.pipeline.where import predicate_of  # here, because DuckDB takes long to import
+
+        copy = self.model_copy()
+        copy._where = where
+        assert copy.translation is not None
+        for key, value in dict.fromkeys((stream.key, stream.value) for stream in copy.translation.streams):
+            predicate_of(where, key, value)
+        return copy
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
@@ -53,9 +66,8 @@ class Pipeline(PipelineKeys):
         if self.handler is not None:
             key, value = self.decode.decoders()
             streams.append(Stream(PIPELINE_STREAM, self.handler, self.filter, key=key, value=value))
-        if not self.streams and self.filter is None and self.decode.decoders() == ("bytes", "bytes"):
-            return None
-        return Translation(tuple(streams))
+        raw = not self.streams and self.filter is None and self.decode.decoders() == ("bytes", "bytes")
+        return None if raw and self._where is None else Translation(tuple(streams), where=self._where)
 
     @property
     def topology(self) -> Topology | None:

@@ -129,10 +129,14 @@ class Translation:
 
     `registry` configures the client of the schema registry and may hold a password. It is not part of `repr`, and it
     reaches the workers inside the pickled function of a task only.
+
+    `where` is the expression of a backfill: a record that a stream takes, and for which it is not true, is `skipped` as
+    `Unmatched`, too. It is evaluated for the record as that stream decodes it, so no other handler gets the record.
     """
 
     streams: tuple[Stream, ...]
     registry: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+    where: str | None = None
 
     @property
     def needs_registry(self) -> bool:

@@ -169,7 +169,7 @@ class SourceRun(TaskRun):
         self._portion = max(self._portion, min(_ROUNDS * waiting.limit, _MAX_BATCH))
 
         def call(records: Records) -> Outcomes:
-            choose, payload_of = waiting.choose(records.tp.topic)
+            choose, payload_of = waiting.choose(records)
             weight = (records.keys.nbytes + records.values.nbytes) // len(records)
             # If the portion before was full early, the calls for the first of these have begun.
             unbegun = records.slice(min(len(ahead), len(records)), len(records))
@@ -190,7 +190,7 @@ class SourceRun(TaskRun):
                     ahead.weigh(self._trees.source.emitted.size - size + weight)
 
             outcomes = call_record_handler(
-                read, records, self._clock, payload_of(records), is_full=lambda: self._trees.advance()
+                read, records, self._clock, payload_of, is_full=lambda: self._trees.advance()
             )
             outcomes.handled_at[:] = times
             outcomes.not_acked = [_ended_at(outcome, times[outcome.row]) for outcome in outcomes.not_acked]

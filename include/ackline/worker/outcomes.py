@@ -28,8 +28,14 @@ OUTCOME_WORDS = pa.array(["acked", "failed", "skipped", "dead"])
 INVALID_WORD = "an outcome is null, or not one of acked, failed, skipped, dead"
 _RESERVED = frozenset(reserved.value for reserved in ErrorClass)
 _CLASS_LIMIT = 120
-NOT_CALLED = (ErrorClass.UNDECODABLE, ErrorClass.UNMATCHED)
+NOT_CALLED = (ErrorClass.UNDECODABLE, ErrorClass.UNMATCHED, ErrorClass.WHERE_ERROR)
 """Error classes of records that no handler was called for."""
+
+WHERE_FAILED = (
+    "--where can't be evaluated: a cast fails on a value of the record, or the record is no JSON. Write TRY_CAST, or "
+    "choose the records by another field"
+)
+"""The message of each record that fails as WhereError. DuckDB's own message would quote the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,11 @@ class DecodingFailed(Exception):
 
 
 class Unmatched(Exception):
-    """No stream takes the record; stored as ErrorClass.UNMATCHED."""
+    """No stream takes the record, or a backfill's `--where` does not; stored as ErrorClass.UNMATCHED."""
+
+
+class WhereFailed(Exception):
+    """A backfill's `--where` can't be evaluated for the record; stored as ErrorClass.WHERE_ERROR."""
 
 
 class HeldBack(Exception):
@@ -171,6 +181,8 @@ def outcome_of_exception(
         return held_back_outcome(row, str(error), handled_at)
     if issubclass(kind, DecodingFailed):
         return RowOutcome(row, Outcome.FAILED, ErrorClass.UNDECODABLE, scrub(str(error), ()), handled_at)
+    if issubclass(kind, WhereFailed):
+        return RowOutcome(row, Outcome.FAILED, ErrorClass.WHERE_ERROR, WHERE_FAILED, handled_at)
     if payload_of is None:
         assert records is not None
         payload_of = records.payload_of

@@ -112,8 +112,8 @@ class WaitingHandlers:
     """How the handlers of a task are called, of which several calls may be under way."""
 
     handlers: Sequence[Handler]
-    choose: Callable[[str], tuple[Choose, Callable[[Records], PayloadOf]]]
-    """Returns for a topic how a handler is chosen for a record, and what an error message must not repeat of a row."""
+    choose: Callable[[Records], tuple[Choose, PayloadOf]]
+    """Returns for records how a handler is chosen for each, and what an error message must not repeat of a row."""
     limit: int
     """Calls under way at once, at most."""
     threads: int

@@ -3,14 +3,15 @@
 The caller is a Spark task, or the process of an isolated handler.
 
 Decoding and filtering are part of handling a record: what they raise is the outcome of that record alone. A record that
-no stream takes is skipped, with the error class Unmatched. A failure of the schema registry ends the Spark task.
+no stream takes is skipped, with the error class Unmatched, and so is one that a backfill's `--where` does not take. A
+failure of the schema registry ends the Spark task.
 """
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
@@ -57,6 +58,7 @@ from ackline.worker.portions import Choose, WaitingHandlers
 from ackline.worker.records import Records
 from ackline.worker.settings import ReplaySettings
 from ackline.worker.under_way import CallsUnderWay
+from ackline.worker.where import Taken, Where
 
 # A record is frozen for its handler. These set a slot of it in place, before the handler gets it.
 _set_key: Any = Record.__dict__["key"].__set__
@@ -116,6 +118,12 @@ class Streams:
             )
             for stream in translation.streams
         ]
+        where, routes = translation.where, {route.decoding: route for route in self._routes}
+        self._wheres = {
+            decoding: Where(where, decoding, route.key, route.value)
+            for decoding, route in routes.items()
+            if where is not None
+        }
         self._routes_of = lru_cache(maxsize=None)(self._find_routes)
 
     def with_wrapped_handlers(self, wrap: Callable[[Handler], Handler]) -> "Streams":
@@ -136,15 +144,21 @@ class Streams:
         """The functions of the streams, in the order of the streams."""
         return [route.functions for route in self._routes]
 
-    def choose(self, topic: str) -> tuple[Choose, Callable[[Records], PayloadOf]]:
+    def _taken(self, routes: tuple[_Route, ...], records: Records) -> Taken:
+        """Evaluates `--where` for a batch, before the first call begins: its time must count for no call."""
+        decodings = {route.decoding for route in routes} if self._wheres else ()
+        return Taken(records.offsets, {each: self._wheres[each].matches(records) for each in decodings})
+
+    def choose(self, records: Records) -> tuple[Choose, PayloadOf]:
         """Returns what `WaitingHandlers.choose` returns."""
-        routes = self._routes_of(topic)
+        routes = self._routes_of(records.tp.topic)
+        taken = self._taken(routes, records)
 
         def chosen(record: Record) -> tuple[Handler, Record]:
-            route, record = _first_match(routes, record)
+            route, record = _first_match(routes, record, taken)
             return route.functions.handler, record
 
-        return chosen, lambda records: lambda row: chain(records.payload_of(row), _decoded(routes, records, row))
+        return chosen, _payload_of(routes, records)
 
     def call(
         self, records: Records, now: Clock, observer: Observer | None = None, is_full: IsFull | None = None
@@ -153,9 +167,10 @@ class Streams:
         `observer` counts decoding and filters as part of a record's call; it can't observe the batches that filters
         make."""
         routes = self._routes_of(records.tp.topic)
+        taken = self._taken(routes, records)
         if routes and routes[0].functions.filter is None and routes[0].functions.tier is Tier.ARROW:
-            return _call_arrow_route(routes[0], records, now, observer)
-        handler, batches = _routed(routes, records)
+            return _call_arrow_taken(routes[0], records, taken, now, observer)
+        handler, batches = _routed(routes, records, taken)
         if observer is not None:
             handler = observer.log.wrap(handler, Tier.RECORD)
             if self.registry is not None:
@@ -164,7 +179,7 @@ class Streams:
             handler,
             records,
             now,
-            self.choose(records.tp.topic)[1](records),
+            _payload_of(routes, records),
             observer,
             is_full,
         )
@@ -179,22 +194,27 @@ _Batches = Sequence[tuple[_Route, list[int]]]
 """Each route with the rows that wait for its Arrow handler. A route with a record handler has none."""
 
 
-def _routed(routes: tuple[_Route, ...], records: Records) -> tuple[Handler, _Batches]:
+def _routed(routes: tuple[_Route, ...], records: Records, taken: Taken) -> tuple[Handler, _Batches]:
     """Returns a record handler that calls the handler of the first route which wants the record, and the batches that
     it leaves for Arrow handlers. Call these after the last record: a batch grows with each record that its route takes.
     """
     if len(routes) == 1 and routes[0].functions.filter is None:  # the usual case, made fast
-        decode, handler = routes[0].decode, routes[0].functions.handler
+        decode, handler, decoding = routes[0].decode, routes[0].functions.handler, routes[0].decoding
 
         def call_only_route(record: Record) -> Any:
             decode(record)
             return handler(record)
 
-        return call_only_route, ()
+        def call_taken(record: Record) -> Any:
+            decode(record)
+            taken.check(decoding, record)
+            return handler(record)
+
+        return call_taken if taken.matches else call_only_route, ()
     batches: _Batches = [(route, []) for route in routes]
 
     def call_first_match(record: Record) -> Any:
-        route, record = _first_match(routes, record)
+        route, record = _first_match(routes, record, taken)
         if route.functions.tier is not Tier.ARROW:
             return route.functions.handler(record)
         rows = next(rows for each, rows in batches if each is route)
@@ -204,9 +224,9 @@ def _routed(routes: tuple[_Route, ...], records: Records) -> tuple[Handler, _Bat
     return call_first_match, batches
 
 
-def _first_match(routes: Sequence[_Route], record: Record) -> tuple[_Route, Record]:
+def _first_match(routes: Sequence[_Route], record: Record, taken: Taken) -> tuple[_Route, Record]:
     """Returns the first route that wants a record, and the record as it has decoded it. Raises what a filter raises,
-    DecodingFailed, TaskFailure, and Unmatched if no route wants the record."""
+    DecodingFailed, TaskFailure, what `taken` raises, and Unmatched if no route wants the record."""
     key, value = record.key, record.value
     decoding = _BYTES
     for route in routes:
@@ -216,8 +236,14 @@ def _first_match(routes: Sequence[_Route], record: Record) -> tuple[_Route, Reco
             route.decode(record)
             decoding = route.decoding
         if route.wants(record):
+            if taken.matches:
+                taken.check(route.decoding, record)
             return route, record
     raise Unmatched
+
+
+def _payload_of(routes: tuple[_Route, ...], records: Records) -> PayloadOf:
+    return lambda row: chain(records.payload_of(row), _decoded(routes, records, row))
 
 
 def _decoded(routes: tuple[_Route, ...], records: Records, row: int) -> Iterator[bytes | str]:
@@ -231,6 +257,17 @@ def _decoded(routes: tuple[_Route, ...], records: Records, row: int) -> Iterator
                 except (Undecodable, AcklineError):
                     continue
                 yield from scalar_texts(decoded)
+
+
+def _call_arrow_taken(route: _Route, records: Records, taken: Taken, now: Clock, observer: Observer | None) -> Outcomes:
+    """Calls an Arrow handler for the rows that `--where` takes."""
+    rows = taken.rows(route.decoding)
+    if len(rows) == len(records):
+        return _call_arrow_route(route, records, now, observer)
+    time, called = now(), Outcomes(np.empty(0, np.int64))
+    if len(rows):
+        called = _call_arrow_route(route, records.take(rows), now, observer)
+    return called.among(len(records), rows, taken.others(route.decoding, time), time)
 
 
 def _call_arrow_route(route: _Route, records: Records, now: Clock, observer: Observer | None = None) -> Outcomes:
@@ -321,8 +358,8 @@ def without_tombstones(call: "CallHandler", records: Records, now: Clock, delive
     return outcomes.among(len(records), rows, tombstones, time)
 
 
-def _chosen(handler: Handler) -> tuple[Choose, Callable[[Records], PayloadOf]]:
-    return lambda record: (handler, record), lambda records: records.payload_of
+def _chosen(handler: Handler, records: Records) -> tuple[Choose, PayloadOf]:
+    return lambda record: (handler, record), records.payload_of
 
 
 def functions_of(handler: Handler | Streams) -> list[StreamFunctions]:
@@ -350,7 +387,7 @@ def waiting_handlers(
     if (settings.concurrency or 1) == 1 and not any(each.needs_loop for each in managed):
         return None
     default = ASYNC_CONCURRENCY if any(each.is_asynchronous for each in managed) else 1
-    choose = handler.choose if isinstance(handler, Streams) else lambda _: _chosen(handler)
+    choose = handler.choose if isinstance(handler, Streams) else partial(_chosen, handler)
     return WaitingHandlers(
         handlers=handlers,
         choose=choose,

@@ -145,8 +145,8 @@ class CallsUnderWay:
         self._is_open = True
 
     def _begin(self, records: Records, first: int, gate: Gate | None) -> None:
-        choose, payload_of = self._waiting.choose(records.tp.topic)
-        portion = Portion(records, first, np.zeros(len(records), np.int64), choose, payload_of(records), gate)
+        choose, payload_of = self._waiting.choose(records)
+        portion = Portion(records, first, np.zeros(len(records), np.int64), choose, payload_of, gate)
         while self._portions and (self._bytes + portion.size > _MOST_BYTES or self._rows > _MOST_ROWS):
             if not self._portions[0].left:
                 break  # its outcomes are known, and wait for nothing but being taken
