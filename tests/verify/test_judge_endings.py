@@ -67,6 +67,16 @@ def test_a_record_whose_handler_raised_dead_may_have_retries_left_i6() -> None:
     assert not any(line.startswith("I6") for line in history.violations())
 
 
+@pytest.mark.parametrize("error_class", ["Undecodable", "WhereError"])
+def test_an_attempt_that_failed_before_the_handler_needs_no_call_i2(error_class: str) -> None:
+    history = History()
+    history.find(1, 5).update(error_class=error_class)
+    history.calls.remove((5, 1))
+    assert history.violations() == []
+    history.find(1, 5).update(error_class="ValueError")
+    assert any(line.startswith("I2") for line in history.violations())
+
+
 def in_flight(*answers: Row) -> History:
     """Return the history of one record that its handler hands on in turn 1, with the rows that end it in turn 2."""
     history = History(records=[0], log_end=1, committed=1, letters=[])

@@ -21,7 +21,7 @@ IN_FLIGHT, HELD_BACK = OUTCOMES.index("in_flight"), OUTCOMES.index("held_back")
 OF_ATTEMPTS = [OUTCOMES.index(word) for word in ("acked", "failed", "dropped", "in_flight")]
 OF_DECISIONS = [OUTCOMES.index(word) for word in ("dead", "expired", "compacted", "lost", "held_back")]
 OF_RANGES = [OUTCOMES.index(word) for word in ("skipped", "expired", "lost")]
-ERROR_CLASSES = ("Dead", "Tombstone", "Undecodable", "Unmatched", "Skip")
+ERROR_CLASSES = ("Dead", "Tombstone", "Undecodable", "Unmatched", "WhereError", "Skip")
 
 
 class Columns:
@@ -57,8 +57,9 @@ class OutcomeRows(Columns):
 
     `outcome` is an index in OUTCOMES; −1 is an unknown word. `end` is `offset + 1` for a row of a single record.
     `raised_dead`: the handler raised Dead. `uncalled`: no handler was called, because the record is a tombstone, was
-    not decoded, or belongs to no stream. `raised_skip`: the handler or a step raised Skip. `answered`: the row ends or
-    renews an attempt in flight, and is no attempt itself. `key` is a hash of the record's key where `keyed`.
+    not decoded, or is taken by no stream or no `--where`. `raised_skip`: the handler or a step raised Skip. `answered`:
+    the row ends or renews an attempt in flight, and is no attempt itself. `key` is a hash of the record's key where
+    `keyed`.
     """
 
     turn: Ints
@@ -103,7 +104,7 @@ def split_outcomes(table: pa.Table, topics: Sequence[str]) -> Mapping[tuple[int,
     epoch, turn, offset, attempt = (to_ints(table[name]) for name in ("epoch", "turn", "offset", "attempt"))
     topic, partition = to_codes(table["topic"], topics), to_ints(table["partition"])
     end, error = to_ints(table["end_offset"]), to_codes(table["error_class"], ERROR_CLASSES)
-    kinds = error == 0, (error >= 1) & (error <= 3), error == 4
+    kinds = error == 0, (error >= 1) & (error <= 4), error == 5
     # A table of an earlier version has neither: it knew no records in flight, or no hashes of keys.
     answered, keyed = (_is_known(table, name) for name in ("answer", "key_hash64"))
     key = to_ints(table["key_hash64"]) if keyed.any() else np.zeros(table.num_rows, np.int64)
