@@ -192,6 +192,17 @@ def test_what_where_leaves_out_writes_no_row_whatever_the_handler_is(lab: MakeLa
     judge(lane, "w")
 
 
+def test_at_most_once_what_where_can_not_take_is_dropped_and_no_record_is_called_twice(lab: MakeLab) -> None:
+    lane = lab(guarantee="at_most_once", retry={"max_retries": 0})
+    lane.produce(XTS, EUR, XTS | {"amount": "many"})
+    lane.run()
+    lane.new_calls()
+    done = backfill(lane, "--all", "--where", "value.amount = 1 AND value.currency = 'XTS'", "--id", "w")
+    assert (done["settled"], done["outcomes"]) == (True, {"acked": 1, "dropped": 1, "skipped": 1})
+    assert lane.new_calls() == [(0, 1)]
+    judge(lane, "w")
+
+
 def test_where_is_evaluated_in_the_tasks_of_spark(spark_lab: MakeLab) -> None:
     lane = spark_lab(partitions=2)
     for partition in (0, 1):

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackline import Record, arrow_handler
-from ackline.errors import TransientError
+from ackline import Record, arrow_handler, column_handler
+from ackline.errors import ConfigError, TransientError
 from ackline.handler import Tier
 from ackline.ledger.outcomes import Outcome
+from ackline.pipeline.functions import check_functions
 from ackline.pipeline.streams import Stream, Translation
 from ackline.pipeline.where import connect
 from ackline.worker.outcomes import WHERE_FAILED, Outcomes
@@ -360,3 +361,10 @@ def test_of_numbers_the_same_answer_as_duckdb_gives_for_a_column_of_them(numbers
                 for n in numbers
             ]
         assert loaded._wheres["bytes", "json"].matches(batch).tolist() == [bool(row[0]) for row in rows if row]
+
+
+def test_a_column_handler_is_refused_before_a_turn_is_planned(code: Any) -> None:
+    """It gets undecoded records within Spark's JVM, where no expression of DuckDB is evaluated."""
+    code.handle = column_handler(lambda frame: frame)
+    with pytest.raises(ConfigError, match=r"is a column handler.*`--where` of a backfill"):
+        check_functions(None, Translation((stream(code),), where="value.a = 1"))
