@@ -12,33 +12,33 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_423,
-    "ledger": 4_303,
-    "pipeline": 3_508,
-    "forms": 1_002,
+    "ledger": 4_363,
+    "pipeline": 4_002,
+    "forms": 1_014,
     "kafka": 3_084,
-    "delta": 2_923,
-    "tables": 2_535,
+    "delta": 2_954,
+    "tables": 2_536,
     "audit": 1_196,
-    "worker": 4_898,
+    "worker": 5_140,
     "trees": 4_562,
     "spark": 3_112,
     "lane": 3_077,
-    "outputs": 2_070,
+    "outputs": 2_603,
     "in_flight": 512,
     "dead_letters": 207,
     "steps": 1_706,
     "actions": 1_997,
     "answers": 1_685,
-    "backfill": 1_156,
-    "airflow": 2_516,
+    "backfill": 1_223,
+    "airflow": 2_517,
     "ui": 2_514,
     "local": 2_262,
-    "cli": 4_325,
-    "verify": 2_827,
+    "cli": 4_326,
+    "verify": 2_904,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 59_400
-TESTS_CEILING = 72_946
+PACKAGE_CEILING = 60_919
+TESTS_CEILING = 74_009
 
 
 def lines(files: "list[Path]") -> int:
