@@ -62,7 +62,7 @@ class Form:
         with task._opened(context) as adapters:
             stored = find_backfill(adapters.store)
         assert stored is not None
-        pipeline = backfill_pipeline(self.live.adapters().pipeline, stored.arguments, form.max_rate)
+        pipeline = backfill_pipeline(self.live.adapters().pipeline, form.lane, stored.arguments, form.max_rate)
         adapters = memory_adapters(self.live.world, pipeline, RUN_ID, lane=form.lane)
         run_backfill(adapters, no_session, 1 if self.killed else form.max_records)
         if self.killed:

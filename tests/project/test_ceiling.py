@@ -13,8 +13,8 @@ PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_418,
     "ledger": 4_303,
-    "pipeline": 3_418,
-    "forms": 1_002,
+    "pipeline": 3_460,
+    "forms": 1_010,
     "kafka": 2_896,
     "delta": 2_923,
     "tables": 2_535,
@@ -22,23 +22,23 @@ CEILINGS = {
     "worker": 4_887,
     "trees": 4_562,
     "spark": 3_112,
-    "lane": 3_077,
-    "outputs": 2_070,
+    "lane": 3_078,
+    "outputs": 2_101,
     "in_flight": 512,
     "dead_letters": 207,
     "steps": 1_706,
     "actions": 1_997,
     "answers": 1_685,
-    "backfill": 1_156,
-    "airflow": 2_516,
+    "backfill": 1_221,
+    "airflow": 2_519,
     "ui": 2_514,
     "local": 2_262,
-    "cli": 4_325,
+    "cli": 4_340,
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 59_106
-TESTS_CEILING = 72_538
+PACKAGE_CEILING = 59_271
+TESTS_CEILING = 72_871
 
 
 def lines(files: "list[Path]") -> int:

@@ -52,6 +52,7 @@ from ackline.backfill.form import (
     OF,
     OUTCOME,
     RUN,
+    SHADOW,
     TO,
     BackfillRequest,
     allowed_dead_letters,
@@ -110,6 +111,7 @@ def backfill_params(pipeline: Pipeline) -> dict[str, Param]:
             MAX_RECORDS,
             MAX_RATE,
             DEAD_LETTER,
+            SHADOW,
             DEADLINE,
             REASON_FIELD,
         ),
@@ -168,7 +170,7 @@ class BeginBackfillOperator(PipelineOperator):
             # Without the settings of the lane: they follow from its arguments, which are read here.
             with opened(self.pipeline, context, lane=form.lane) as adapters:
                 arguments = lane_arguments(self.pipeline.name, form, find_backfill(adapters.store))
-            pipeline = backfill_pipeline(self.pipeline, arguments, form.max_rate)
+            pipeline = backfill_pipeline(self.pipeline, form.lane, arguments, form.max_rate)
             use_folder_of(self.pipeline)
             check_functions(*pipeline.functions)
             DriverHook(Secrets(), conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
@@ -233,8 +235,9 @@ class ReplayBackfillOperator(ReplayOperator):
                 return backfill, has_open_turn
         # Last, because it queries Kafka. What is due may be in a partition that is paused or has no leader, and then
         # each look would start a driver that reads nothing.
-        pipeline = backfill_pipeline(self.pipeline, backfill.arguments)
-        with opened(pipeline, context, lane=form_of(context).lane) as adapters:
+        lane = form_of(context).lane
+        pipeline = backfill_pipeline(self.pipeline, lane, backfill.arguments)
+        with opened(pipeline, context, lane=lane) as adapters:
             return backfill, can_take_turn(adapters)
 
     def _now(self, context: Context) -> datetime:

@@ -67,6 +67,10 @@ DEAD_LETTER = Field(
     name="dead_letter", option="--dead-letter", title="Dead letters", pattern=r"^[a-zA-Z0-9._-]{1,249}$",
     help="Another topic of dead letters, from `backfill.dead_letters` of the pipeline file, or none.",
 )  # fmt: skip
+SHADOW = Field(
+    name="shadow", option="--shadow", type=FieldType.FLAG, title="Shadow",
+    help="Rows go to tables NAME__ID beside the real ones; topics and dead letters get nothing.",
+)  # fmt: skip
 DEADLINE = Field(
     name="deadline", option="", title="Deadline", format="date-time", in_command=False,
     # Airflow checks the format `date-time` only where a library is installed that it does not require.
@@ -86,7 +90,7 @@ CONFIRM_OFFSETS = Field(
 )  # fmt: skip
 FIELDS = (
     RANGES, ALL, FROM, TO, OUTCOME, ERROR_CLASS, RUN, CODE, OF, ID, EPOCH, HANDLER, MAX_RECORDS, MAX_RATE, DEAD_LETTER,
-    DEADLINE, REASON, CONFIRM, CONFIRM_OFFSETS,
+    SHADOW, DEADLINE, REASON, CONFIRM, CONFIRM_OFFSETS,
 )  # fmt: skip
 """All fields, in the order of both forms."""
 
@@ -149,6 +153,7 @@ def request_of(entered: Entered, default_id: str) -> BackfillRequest:
         entered.text(OF) or LIVE,
         entered.text(HANDLER),
         entered.text(DEAD_LETTER),
+        entered.value(SHADOW),
     )
     given_id = entered.text(ID)
     return BackfillRequest(

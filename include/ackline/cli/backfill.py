@@ -143,7 +143,7 @@ def perform(session: Session, request: BackfillRequest) -> None:
     options.check_spark()
     stored = _stored(session, request.lane) if request.has_id else None
     arguments = lane_arguments(session.name, request, stored)
-    pipeline = backfill_pipeline(options.pipeline_named(session.name), arguments, request.max_rate)
+    pipeline = backfill_pipeline(options.pipeline_named(session.name), request.lane, arguments, request.max_rate)
     with options.opened(session.name, session.now, session.no_breaker, request.lane, pipeline=pipeline) as adapters:
         if _may_run(adapters, session, prepare(adapters, request, arguments), arguments):
             _run(adapters, session, request)
@@ -232,7 +232,7 @@ def _cancel(session: Session, lane: str, reason: str) -> None:
         )
     # With the lane's dead letters, for an open turn that can still be settled. No handler is called, so one that is not
     # allowed any more is no obstacle.
-    pipeline = backfill_pipeline(options.pipeline_named(name), replace(found.arguments, handler=None))
+    pipeline = backfill_pipeline(options.pipeline_named(name), lane, replace(found.arguments, handler=None))
     with options.opened(name, session.now, lane=lane, handler=False, pipeline=pipeline) as adapters:
         left = sum(found.account.pending.values())
         text = f"Backfill {backfill_id} of {name}: {counted(left, 'offset')} would be skipped."

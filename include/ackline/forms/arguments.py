@@ -151,6 +151,7 @@ OPTIONS = {
     "of": "--of",
     "handler": "--handler",
     "dead_letter": "--dead-letter",
+    "shadow": "--shadow",
 }
 """The option of each field of `BackfillArguments`, for messages."""
 
@@ -242,6 +243,8 @@ class BackfillArguments(Stored):
     """`module:name`; None for the pipeline's own handler."""
     dead_letter: str | None = None
     """A topic, or `none`; None for what the pipeline file has."""
+    shadow: bool = False
+    """Whether rows go to tables beside the real ones, and topics and dead letters get nothing."""
 
     @property
     def by_outcome(self) -> bool:
@@ -282,6 +285,11 @@ class BackfillArguments(Stored):
             topic_name(self.dead_letter or "none")
         except ValueError as error:
             raise ConfigError(f"--dead-letter: {error}", key="--dead-letter") from None
+        if self.shadow and self.dead_letter not in (None, "none"):
+            raise ConfigError(
+                f"--dead-letter {self.dead_letter} and --shadow contradict each other: a shadow sends no dead letters",
+                key="--dead-letter",
+            )
 
     def times(self, now: datetime) -> tuple[datetime | None, datetime | None]:
         """Returns `--from` and `--to` as times. Raises ConfigError for a text that is no time, or an empty span."""
@@ -313,13 +321,13 @@ def check_same(backfill_id: str, stored: BackfillArguments, given: BackfillArgum
         before, now = getattr(stored, name), getattr(given, name)
         if before != now:
             raise ConfigError(
-                f"{option}: backfill {backfill_id} began with {_shown(before)}, not {_shown(now)}. Give `--id "
-                f"{backfill_id}` alone to resume it, or another id for another backfill. Nothing was stored",
+                f"{option}: backfill {backfill_id} began with {_shown(option, before)}, not {_shown(option, now)}. "
+                f"Give `--id {backfill_id}` alone to resume it, or another id for another backfill. Nothing was stored",
                 key=option,
             )
 
 
-def _shown(value: object) -> str:
+def _shown(option: str, value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(value) or "no range"
-    return "nothing" if value in (None, False) else str(value)
+    return "nothing" if value in (None, False) else option if value is True else str(value)
