@@ -23,22 +23,22 @@ CEILINGS = {
     "trees": 4_562,
     "spark": 3_112,
     "lane": 3_078,
-    "outputs": 2_101,
+    "outputs": 2_268,
     "in_flight": 512,
     "dead_letters": 207,
     "steps": 1_706,
     "actions": 1_997,
-    "answers": 1_685,
+    "answers": 1_859,
     "backfill": 1_221,
     "airflow": 2_519,
     "ui": 2_514,
     "local": 2_262,
-    "cli": 4_340,
+    "cli": 4_395,
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 59_271
-TESTS_CEILING = 72_871
+PACKAGE_CEILING = 59_667
+TESTS_CEILING = 73_152
 
 
 def lines(files: "list[Path]") -> int:
