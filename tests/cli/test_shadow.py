@@ -1,5 +1,7 @@
 """A look before it counts, as commands: a shadow, what it makes of the rows, and its promotion (S87)."""
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,3 +80,34 @@ def test_a_shadow_leaves_the_real_rows(ackline: DiskCommand) -> None:
     before = rows_of(ackline.lane, "prices")
     ackline(*BEGIN, "--yes")
     assert rows_of(ackline.lane, "prices") == before
+
+
+def test_s87_a_promotion_is_a_dry_run_until_it_is_confirmed_and_both_lanes_are_listed_with_it(
+    ackline: DiskCommand,
+) -> None:
+    ackline("backfill", "lane", "orders", "--shadow", "--id", "v2", "--yes")
+    promote = ["backfill", "lane", "--id", "v2", "--promote"]
+    dry = ackline(*promote, "--dry-run")
+    assert "Backfill v2-promoted of lane would read 5 offsets of 1 partition again:" in dry.output
+    assert "It promotes backfill-v2" in dry.output
+    assert ackline(*promote, "--json").error["key"] == "--yes"
+    assert ackline("backfill", "lane", "--id", "v2-promoted", "--yes", "--json").error["key"] == "--id", "not begun"
+    done = ackline(*promote, "--yes", "--json").json
+    assert (done["lane"], done["settled"], done["outcomes"]) == ("backfill-v2-promoted", True, {"acked": 5})
+    assert ackline(*promote, "--yes", "--json").json == done
+    of_both = {each["id"]: each for each in ackline("backfill", "lane", "--list", "--json").json["backfills"]}
+    assert (of_both["v2"]["promoted_by"], of_both["v2-promoted"]["promotes"]) == ("v2-promoted", "v2")
+    assert "orders --shadow (promoted by v2-promoted)" in " ".join(ackline("backfill", "lane", "--list").output.split())
+    found = ackline("diff", "lane", "backfill-v2", "backfill-v2-promoted", "--rows", "prices", "--json").json
+    assert (found["same"], found["changed"]) == (5, 0)
+
+
+def test_a_promotion_of_many_offsets_is_above_the_limit_as_a_backfill_is(ackline: DiskCommand) -> None:
+    ackline("backfill", "lane", "orders", "--shadow", "--id", "v2", "--yes")
+    file = Path(os.environ["ACKLINE_PIPELINES"], "lane.yaml")
+    whole = json.loads(file.read_text())
+    file.write_text(json.dumps(whole | {"backfill": {"confirm_above": 4}}))
+    assert (
+        "more than `backfill.confirm_above` (4)"
+        in ackline("backfill", "lane", "--id", "v2", "--promote", "--dry-run").output
+    )

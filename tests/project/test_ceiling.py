@@ -14,10 +14,10 @@ CEILINGS = {
     "the root": 1_418,
     "ledger": 4_303,
     "pipeline": 3_460,
-    "forms": 1_010,
+    "forms": 1_020,
     "kafka": 2_896,
     "delta": 2_923,
-    "tables": 2_535,
+    "tables": 2_558,
     "audit": 1_196,
     "worker": 4_887,
     "trees": 4_562,
@@ -29,16 +29,16 @@ CEILINGS = {
     "steps": 1_706,
     "actions": 1_997,
     "answers": 1_859,
-    "backfill": 1_221,
-    "airflow": 2_519,
+    "backfill": 1_412,
+    "airflow": 2_520,
     "ui": 2_514,
     "local": 2_262,
-    "cli": 4_395,
+    "cli": 4_400,
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 59_667
-TESTS_CEILING = 73_152
+PACKAGE_CEILING = 59_897
+TESTS_CEILING = 73_437
 
 
 def lines(files: "list[Path]") -> int:

@@ -51,6 +51,7 @@ from ackline.backfill.form import (
     MAX_RECORDS,
     OF,
     OUTCOME,
+    PROMOTE,
     RUN,
     SHADOW,
     TO,
@@ -112,6 +113,7 @@ def backfill_params(pipeline: Pipeline) -> dict[str, Param]:
             MAX_RATE,
             DEAD_LETTER,
             SHADOW,
+            PROMOTE,
             DEADLINE,
             REASON_FIELD,
         ),
@@ -161,7 +163,6 @@ class BeginBackfillOperator(PipelineOperator):
         """Choose the offsets and store them. Imports the handler first, so that no lane begins that can't be run."""
         with noted_reason(context), airflow_errors():
             from ackline.backfill.perform import backfill_pipeline, lane_arguments
-            from ackline.backfill.run import find_backfill
             from ackline.pipeline.functions import check_functions
 
             confirmed = self.entered(context, FIELDS).value(CONFIRM)
@@ -169,7 +170,7 @@ class BeginBackfillOperator(PipelineOperator):
             user = getattr(context["dag_run"], "triggering_user_name", None)
             # Without the settings of the lane: they follow from its arguments, which are read here.
             with opened(self.pipeline, context, lane=form.lane) as adapters:
-                arguments = lane_arguments(self.pipeline.name, form, find_backfill(adapters.store))
+                arguments = lane_arguments(adapters.store, form)
             pipeline = backfill_pipeline(self.pipeline, form.lane, arguments, form.max_rate)
             use_folder_of(self.pipeline)
             check_functions(*pipeline.functions)

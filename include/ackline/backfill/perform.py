@@ -5,16 +5,17 @@ The command and the DAG `backfill__NAME` do these steps, each with its own confi
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from ackline.actions.objects import JsonObject, PartitionObject, RangeObject, Time
 from ackline.backfill.choose import Choice, choose_offsets
 from ackline.backfill.form import DEAD_LETTER, HANDLER, ID, BackfillRequest, allowed_dead_letters, allowed_handlers
+from ackline.backfill.promote import promoted_arguments, promoted_choice
 from ackline.backfill.run import Backfill, account_of_choice, begin, check_epoch_before_is_settled, find_backfill
 from ackline.errors import ConfigError, counted
-from ackline.forms.arguments import BackfillArguments, check_same, id_of
+from ackline.forms.arguments import BackfillArguments, check_same, id_of, lane_of
 from ackline.lane.adapters import Adapters
 from ackline.lane.rights import check_rights_to_read
 from ackline.lane.ways_out import LaneName, run
@@ -25,6 +26,7 @@ from ackline.pipeline.keys import DeadLetterBlock
 from ackline.pipeline.outputs import real_table
 from ackline.pipeline.pipeline import Pipeline
 from ackline.scrub import scrub_address
+from ackline.tables.store import LedgerStore
 
 MOST_RANGES = 20
 """How many ranges a person is shown."""
@@ -83,10 +85,15 @@ class PreparedObject(AccountObject):
 class BackfillObject(AccountObject):
     """A lane as `ackline backfill --list` prints it."""
 
+    left_out = frozenset({"promotes", "promoted_by"})
     began_at: Time
     actor: str
     reason: str
     arguments: str
+    promotes: str | None = None
+    """The id of the shadow that the lane promotes."""
+    promoted_by: str | None = None
+    """The id of the backfill that promotes this shadow."""
 
 
 def account_object(lane: str, epoch: int, account: Account) -> AccountObject:
@@ -130,8 +137,8 @@ def prepared_object(lane: str, epoch: int, account: Account, choice: Choice | No
     )
 
 
-def backfill_object(backfill: Backfill) -> BackfillObject:
-    """Returns a lane as `--list` prints it."""
+def backfill_object(backfill: Backfill, promoted_by: str | None = None) -> BackfillObject:
+    """Returns a lane as `--list` prints it; `promoted_by` is the id of the backfill that promotes this shadow."""
     turn, genesis = backfill.genesis.turn, backfill.genesis
     return BackfillObject(
         **_account(turn.lane, turn.epoch, backfill.account),
@@ -139,6 +146,8 @@ def backfill_object(backfill: Backfill) -> BackfillObject:
         actor=genesis.actor,
         reason=genesis.reason,
         arguments=backfill.arguments.shown(),
+        promotes=backfill.arguments.promotes,
+        promoted_by=promoted_by,
     )
 
 
@@ -274,15 +283,20 @@ class PreparedBackfill:
         return body.model_copy(update={"shadow_tables": self.shadow_tables})
 
 
-def lane_arguments(name: str, request: BackfillRequest, stored: Backfill | None) -> BackfillArguments:
-    """Returns the arguments of the lane, or those of the request for a new one; `name` is the pipeline's.
+def lane_arguments(store: LedgerStore, request: BackfillRequest) -> BackfillArguments:
+    """Returns the arguments of the lane of `store`, or those of the request for a new one.
 
-    Raises ConfigError where the two differ, for an id alone that no lane has, and for arguments that choose nothing.
+    Raises ConfigError where the two differ, for an id alone that no lane has, for arguments that choose nothing, and
+    for a shadow that can't be promoted because it is none.
     """
+    name, stored = store.pipeline, find_backfill(store)
+    asked = request.arguments if request.promotes is None else promoted_arguments(store, request)
     if stored is not None:
-        if request.arguments.given:
-            check_same(request.id, stored.arguments, request.arguments)
+        if asked.given:
+            check_same(request.id, stored.arguments, asked)
         return stored.arguments
+    if request.promotes is not None:
+        return asked
     if request.has_id and not request.arguments.given:
         raise ConfigError(
             f"{request.id_label} {request.id}: {name} has no such backfill; `ackline backfill {name} --list` lists "
@@ -305,7 +319,7 @@ def prepare(adapters: Adapters, request: BackfillRequest, arguments: BackfillArg
         tables = shadow_tables(adapters.pipeline)
         return PreparedBackfill(request, stored.newest.turn.epoch, stored.account, stored, None, text, tables)
     check_epoch_before_is_settled(adapters.store, request.epoch)
-    choice = choose_offsets(adapters, arguments)
+    choice = _choice(adapters, arguments)
     check_rights_to_read(adapters, {tp.topic for tp in choice.partitions})
     if stored is None:
         _check_shadow_is_new(adapters)
@@ -313,6 +327,15 @@ def prepare(adapters: Adapters, request: BackfillRequest, arguments: BackfillArg
     text = "\n".join([text, *shadow_lines(adapters.pipeline)])
     account, tables = account_of_choice(choice), shadow_tables(adapters.pipeline)
     return PreparedBackfill(request, request.epoch, account, None, choice, text, tables)
+
+
+def _choice(adapters: Adapters, arguments: BackfillArguments) -> Choice:
+    if arguments.promotes is None:
+        return choose_offsets(adapters, arguments)
+    # The settings of the lane of the promotion are those of the file; those that its shadow would have name its tables.
+    shadow = replace(arguments, shadow=True, promotes=None)
+    of_shadow = backfill_pipeline(adapters.pipeline, lane_of(arguments.promotes), shadow)
+    return promoted_choice(adapters, arguments, of_shadow)
 
 
 def shadow_tables(pipeline: Pipeline) -> tuple[str, ...] | None:
@@ -350,5 +373,7 @@ def begin_prepared(adapters: Adapters, prepared: PreparedBackfill, arguments: Ba
     with other arguments: its choice stands."""
     assert prepared.choice is not None
     request = prepared.request
-    genesis = begin(adapters, arguments, prepared.choice, request.reason, request.epoch)
+    words = [f"promotes {lane_of(arguments.promotes)}"] if arguments.promotes is not None else []
+    reason = ": ".join([*words, *filter(None, [request.reason])])
+    genesis = begin(adapters, arguments, prepared.choice, reason, request.epoch)
     check_same(request.id, BackfillArguments.decode(genesis.arguments), arguments)

@@ -136,7 +136,9 @@ class PartitionChoice:
         return chosen
 
 
-_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,99}")
+MOST_CHARACTERS = 100
+"""Characters of the id of a backfill."""
+_ID = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{MOST_CHARACTERS - 1}}}")
 _LAST_PARTITION = 2**31 - 1
 
 OPTIONS = {
@@ -152,6 +154,7 @@ OPTIONS = {
     "handler": "--handler",
     "dead_letter": "--dead-letter",
     "shadow": "--shadow",
+    "promotes": "--promote",
 }
 """The option of each field of `BackfillArguments`, for messages."""
 
@@ -163,6 +166,11 @@ def lane_of(backfill_id: str) -> str:
             f"--id {backfill_id[:120]}: write 1 to 100 of the characters a-z 0-9 -, a letter or digit first", key="--id"
         )
     return f"{BACKFILL}{backfill_id}"
+
+
+def promotion_of(backfill_id: str) -> str:
+    """Returns the id of the backfill that promotes a shadow: always the same one, so that it begins once."""
+    return f"{backfill_id}-promoted"
 
 
 def is_lane(text: str) -> bool:
@@ -245,6 +253,8 @@ class BackfillArguments(Stored):
     """A topic, or `none`; None for what the pipeline file has."""
     shadow: bool = False
     """Whether rows go to tables beside the real ones, and topics and dead letters get nothing."""
+    promotes: str | None = None
+    """The id of the shadow whose offsets these are; None for a backfill that has chosen its own."""
 
     @property
     def by_outcome(self) -> bool:
@@ -303,9 +313,9 @@ class BackfillArguments(Stored):
         words = list(self.ranges)
         for name, option in OPTIONS.items():
             value = getattr(self, name)
-            if name != "ranges" and value not in (None, False) and (name, value) != ("of", LIVE):
+            if name not in ("ranges", "promotes") and value not in (None, False) and (name, value) != ("of", LIVE):
                 words += [option] if value is True else [option, str(value)]
-        return " ".join(words)
+        return " ".join([*words, *([f"(promotes {self.promotes})"] if self.promotes is not None else [])])
 
 
 def _time(option: str, text: str | None, now: datetime) -> datetime | None:
