@@ -34,11 +34,11 @@ CEILINGS = {
     "ui": 2_514,
     "local": 2_262,
     "cli": 4_400,
-    "verify": 2_827,
+    "verify": 2_874,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 59_897
-TESTS_CEILING = 73_437
+PACKAGE_CEILING = 59_944
+TESTS_CEILING = 73_452
 
 
 def lines(files: "list[Path]") -> int:

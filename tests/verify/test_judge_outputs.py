@@ -267,3 +267,18 @@ def test_i16_a_table_below_the_root_in_which_a_ledger_has_published_that_was_ado
     published_at(f"{tmp_path}/orders/outputs/{TABLE}", APPLICATION, [output_row(1, anchor(0))])
     assert tables.foreign_writer(tables.transactions(TABLE), "ledger-1") is None
     assert tables.foreign_writer(tables.transactions(TABLE), "its new id") == "ledger ledger-1"
+
+
+def test_s87_a_shadow_publishes_in_its_own_tables_alone_and_sends_no_letter() -> None:
+    changed = shop()
+    changed.history.settlements[0]["arguments"] = json.dumps({"shadow": True})
+    rows = pa.Table.from_pylist(changed.rows[:2], SCHEMA)
+    found = judge(replace(changed.history.evidence(), beside={"real": rows, "other": SCHEMA.empty_table()})).violations
+    assert f"I16: a shadow has published in output table {TABLE}, which is not its own" in found
+    assert "I16: 2 rows of a shadow are in output table real, which is a real one" in found
+    assert "I6: a shadow has sent 1 dead letters" in found
+    for settlement in changed.history.settlements[1:]:
+        settlement["outputs"] = named(f"{TABLE}__live")
+    changed.history.letters.clear()
+    evidence = replace(changed.history.evidence(), beside={TABLE: SCHEMA.empty_table()})
+    assert not [text for text in judge(evidence).violations if "shadow" in text]
