@@ -15,6 +15,8 @@ from ackline.forms.form import Entered
 from ackline.lane.rights import needed_rights
 from ackline.outputs.output_table import OutputTable, shadows_of
 from ackline.pipeline.pipeline import Pipeline, pipeline_of_turn
+from ackline.verify.evidence import shadow_suffix
+from ackline.verify.read_tables import OutputTables, named_in_plans, read_table
 from tests.backfill.shadow_lane import FILE, WAITS, DiskBackfill, files_of, killed_at, rows_of, shadow, shop
 from tests.support.actor import Killed
 from tests.support.memory import ArrivedLetter, GroupCommit
@@ -188,3 +190,18 @@ def test_doctor_and_sql_find_the_tables_of_a_shadow() -> None:
         assert checks == [("outputs of backfill-v2", True, "a shadow, settled; tables prices__v2")]
         assert shadows_of(f"{lane.root}/lane/outputs/prices") == [f"{lane.root}/lane/outputs/prices__v2"]
         assert shadows_of("/proc/nothing/there") == []
+
+
+def test_the_checker_finds_by_the_stored_genesis_which_lane_is_a_shadow_and_its_rows() -> None:
+    with shop() as lane:
+        shadow(lane).run()
+        DiskBackfill(lane, "real", "orders:0:0-1").run()
+        suffixes = {}
+        for name in ("backfill-v2", "backfill-real", "live"):
+            settlements, _ = read_table(str(lane.root), "settlements", "lane", name)
+            suffixes[name] = shadow_suffix(name, settlements)
+        assert suffixes == {"backfill-v2": "__v2", "backfill-real": None, "live": None}
+        plans, _ = read_table(str(lane.root), "plans", "lane", "backfill-v2")
+        assert named_in_plans(plans) == ["prices__v2"]
+        rows = OutputTables(str(lane.root), "lane", "backfill-v2").read_rows(["prices__v2", "prices"])
+        assert {name: of.num_rows for name, of in rows.items()} == {"prices__v2": 3, "prices": 0}

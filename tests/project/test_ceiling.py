@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 59_944
-TESTS_CEILING = 73_452
+TESTS_CEILING = 73_469
 
 
 def lines(files: "list[Path]") -> int:
