@@ -62,7 +62,7 @@ class Form:
         with task._opened(context) as adapters:
             stored = find_backfill(adapters.store)
         assert stored is not None
-        pipeline = backfill_pipeline(self.live.adapters().pipeline, stored.arguments, form.max_rate)
+        pipeline = backfill_pipeline(self.live.adapters().pipeline, form.lane, stored.arguments, form.max_rate)
         adapters = memory_adapters(self.live.world, pipeline, RUN_ID, lane=form.lane)
         run_backfill(adapters, no_session, 1 if self.killed else form.max_records)
         if self.killed:
@@ -351,3 +351,19 @@ def test_what_has_no_due_time_is_tried_every_two_minutes_although_a_retry_is_due
     assert backfill.is_due(account, NOON) == is_due
     assert backfill.wait_until(account, NOON, None) == NOON + waits
     assert backfill.wait_until(account, NOON, NOON + SHORTEST_WAIT) == NOON + SHORTEST_WAIT
+
+
+def test_the_fields_shadow_and_promote_do_what_their_options_do(form: Form) -> None:
+    values = {"ranges": ["orders:0:0-1", "orders:0:2-3"], "id": "v2", "confirm": True}
+    form.begin(**values, shadow=True)
+    done = form.replay(**values, shadow=True)
+    assert (done["settled"], done["outcomes"]) == (True, {"acked": 2})
+    with pytest.raises(AirflowFailException, match="promote takes what the shadow has: leave out RANGE"):
+        form.begin(**values, promote=True)
+    promote = {"id": "v2", "promote": True}
+    assert form.begin(**promote)["dry_run"]
+    assert form.lanes() == ["live", "backfill-v2"]
+    form.begin(**promote, confirm=True)
+    assert form.replay(**promote, confirm=True)["lane"] == "backfill-v2-promoted"
+    assert form.drivers[-1][2] == "--backfill=backfill-v2-promoted"
+    assert (form.live.offsets().count(0), form.lanes()[-1]) == (3, "backfill-v2-promoted")

@@ -258,7 +258,7 @@ def pipeline(**settings: object) -> Pipeline:
 
 def test_without_arguments_the_lane_runs_the_file_and_keeps_each_outcome_as_a_row() -> None:
     once = pipeline(guarantee="at_most_once", record_outcomes=False, on_expired="fail")
-    lane = backfill_pipeline(once, BackfillArguments())
+    lane = backfill_pipeline(once, "backfill-b", BackfillArguments())
     assert (lane.handler, lane.dead_letter_topic, lane.guarantee) == ("a:b", "dead", "at_most_once")
     assert (lane.record_outcomes, lane.on_expired) == (True, "record")
 
@@ -266,29 +266,29 @@ def test_without_arguments_the_lane_runs_the_file_and_keeps_each_outcome_as_a_ro
 def test_another_handler_must_be_allowed_and_replaces_handler_and_streams() -> None:
     streams = [{"name": "s", "handler": "a:s", "topics": ["orders"]}]
     file = pipeline(streams=streams, backfill={"handlers": ["v2:handle"]})
-    lane = backfill_pipeline(file, BackfillArguments(handler="v2:handle"))
+    lane = backfill_pipeline(file, "backfill-b", BackfillArguments(handler="v2:handle"))
     assert (lane.handler, lane.streams) == ("v2:handle", None)
-    assert backfill_pipeline(file, BackfillArguments(handler="a:b")).handler == "a:b"
+    assert backfill_pipeline(file, "backfill-b", BackfillArguments(handler="a:b")).handler == "a:b"
     with pytest.raises(ConfigError, match=r"--handler os:system is not allowed: .*allowed are a:s, a:b, v2:handle"):
-        backfill_pipeline(file, BackfillArguments(handler="os:system"))
+        backfill_pipeline(file, "backfill-b", BackfillArguments(handler="os:system"))
 
 
 def test_dead_letters_go_to_another_topic_or_to_none_and_never_to_one_that_is_read() -> None:
     file = pipeline(backfill={"dead_letters": ["other", "orders"]})
     for topic in ("dead", "other"):
-        assert backfill_pipeline(file, BackfillArguments(dead_letter=topic)).dead_letter_topic == topic
-    assert backfill_pipeline(file, BackfillArguments(dead_letter="none")).dead_letter_topic is None
+        assert backfill_pipeline(file, "backfill-b", BackfillArguments(dead_letter=topic)).dead_letter_topic == topic
+    assert backfill_pipeline(file, "backfill-b", BackfillArguments(dead_letter="none")).dead_letter_topic is None
     with pytest.raises(ConfigError, match="the pipeline reads this topic"):
-        backfill_pipeline(file, BackfillArguments(dead_letter="orders"))
+        backfill_pipeline(file, "backfill-b", BackfillArguments(dead_letter="orders"))
 
 
 def test_dead_letters_go_to_no_topic_that_the_file_does_not_list() -> None:
     with pytest.raises(ConfigError, match=(
         r"--dead-letter mine is not allowed: add it to `backfill\.dead_letters` of pipeline p; allowed are dead, none"
     )):  # fmt: skip
-        backfill_pipeline(pipeline(), BackfillArguments(dead_letter="mine"))
+        backfill_pipeline(pipeline(), "backfill-b", BackfillArguments(dead_letter="mine"))
 
 
 def test_max_rate_is_that_of_the_run_where_it_is_given() -> None:
-    assert backfill_pipeline(pipeline(max_rate=5), BackfillArguments(), 7).max_rate == 7
-    assert backfill_pipeline(pipeline(max_rate=5), BackfillArguments()).max_rate == 5
+    assert backfill_pipeline(pipeline(max_rate=5), "backfill-b", BackfillArguments(), 7).max_rate == 7
+    assert backfill_pipeline(pipeline(max_rate=5), "backfill-b", BackfillArguments()).max_rate == 5

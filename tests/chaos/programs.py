@@ -111,7 +111,7 @@ class Backfill:
 
 def backfill_adapters(world: World, adapters: MemoryAdapters, lane: str) -> MemoryAdapters:
     """Returns the adapters of a backfill lane, for the process that has these adapters of the live lane."""
-    pipeline = backfill_pipeline(adapters.pipeline, BackfillArguments())
+    pipeline = backfill_pipeline(adapters.pipeline, lane, BackfillArguments())
     opened = memory_adapters(world, pipeline, adapters.run_id, adapters.hook, adapters.fixed_now, lane)
     return replace(opened, no_breaker=adapters.no_breaker)
 

@@ -56,7 +56,7 @@ def test_a_payload_needs_a_terminal(ackline: MemoryCommand, monkeypatch: pytest.
         refused = ackline("try", "lane", "orders", "0", "3", option)
         assert (refused.status, refused.output) == (2, "")
         assert f"{option} shows the payload" in refused.errors
-    monkeypatch.setattr("ackline.cli.tried.is_terminal", lambda: True)
+    monkeypatch.setattr("ackline.cli.dead.is_terminal", lambda: True)
     shown = ackline("try", "lane", "orders", "0", "3", "--show-values")
     assert '  value: {"card": "4711-0815"}' in shown.output
     assert 'ValueError: no price in {"card": "4711-0815"}' in shown.output
@@ -70,7 +70,7 @@ def test_the_debugger_opens_where_a_record_fails(ackline: MemoryCommand, monkeyp
             trace = trace.tb_next  # type: ignore[attr-defined]
         opened.append(trace.tb_frame.f_code.co_name)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr("ackline.cli.tried.is_terminal", lambda: True)
+    monkeypatch.setattr("ackline.cli.dead.is_terminal", lambda: True)
     monkeypatch.setattr("ackline.cli.tried.pdb.post_mortem", post_mortem)
     assert ackline("try", "lane", "orders", "0", "3", "4", "--pdb").status == 0
     assert opened == ["price"]

@@ -110,7 +110,7 @@ def planned(lane: Lab, backfill_id: str) -> None:
     with lane.adapters() as live:
         stored = find_backfill(live.store.other_lane(lane_of(backfill_id)))
     assert stored is not None
-    pipeline = backfill_pipeline(lane.pipeline, stored.arguments)
+    pipeline = backfill_pipeline(lane.pipeline, lane_of(backfill_id), stored.arguments)
     opened = open_adapters(
         pipeline, run_id="dies", actor="test", now=lane.now, audit=lane.audit, lane=lane_of(backfill_id)
     )

@@ -175,7 +175,7 @@ def test_times_are_iso_with_a_zone_or_ago_and_the_span_is_not_empty() -> None:
 
 EVERY = BackfillArguments(
     ("orders:0:1-2",), False, "2h ago", "1h ago", "dead", "HTTPError", "r1", "v1", "backfill-a", "handlers.a:b", "none",
-    where="value.n = 1", with_related=True,
+    where="value.n = 1", with_related=True, shadow=True, promotes="p",
 )  # fmt: skip
 
 

@@ -32,7 +32,9 @@ def adapters_of(root: Path, *kept: StagedTable) -> Any:
         ledger_id=lambda: "ledger",
     )
     blocks = [OutputBlock.model_validate(block) for block in TABLES]
-    return SimpleNamespace(store=store, pipeline=SimpleNamespace(name="shop", topology=topology([], blocks)))
+    return SimpleNamespace(
+        store=store, pipeline=SimpleNamespace(name="shop", topology=topology([], blocks), shadow=None)
+    )
 
 
 def targets_of(adapters: Any) -> OutputTargets:

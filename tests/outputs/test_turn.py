@@ -52,7 +52,7 @@ class Store:
 
 def adapters_of(root: Path, *outputs: dict[str, Any], topics: tuple[str, ...] = ()) -> Any:
     blocks = [OutputBlock.model_validate({"from": f"source.s{n}", **output}) for n, output in enumerate(outputs)]
-    pipeline = SimpleNamespace(name="shop", topology=topology([], blocks), outputs=blocks)
+    pipeline = SimpleNamespace(name="shop", topology=topology([], blocks), outputs=blocks, shadow=None)
     cluster = SimpleNamespace(topics=lambda wanted: {name: None for name in wanted if name in topics})
     return SimpleNamespace(pipeline=pipeline, store=Store(root), cluster=cluster, request=EVERYTHING)
 

@@ -13,32 +13,32 @@ PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_423,
     "ledger": 4_363,
-    "pipeline": 4_002,
-    "forms": 1_014,
+    "pipeline": 4_044,
+    "forms": 1_032,
     "kafka": 3_084,
     "delta": 2_954,
-    "tables": 2_536,
+    "tables": 2_559,
     "audit": 1_196,
     "worker": 5_140,
     "trees": 4_562,
     "spark": 3_112,
-    "lane": 3_077,
-    "outputs": 2_603,
+    "lane": 3_078,
+    "outputs": 2_806,
     "in_flight": 512,
     "dead_letters": 207,
     "steps": 1_706,
     "actions": 1_997,
-    "answers": 1_685,
-    "backfill": 1_223,
-    "airflow": 2_517,
+    "answers": 1_859,
+    "backfill": 1_493,
+    "airflow": 2_521,
     "ui": 2_514,
     "local": 2_262,
-    "cli": 4_326,
-    "verify": 2_904,
+    "cli": 4_403,
+    "verify": 2_951,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 60_919
-TESTS_CEILING = 74_009
+PACKAGE_CEILING = 61_778
+TESTS_CEILING = 74_939
 
 
 def lines(files: "list[Path]") -> int:

@@ -63,7 +63,8 @@ class Runner:
         pipeline, lane = self.members[order["name"]].load(), LIVE
         arguments = BackfillArguments(tuple(order.get("ranges", ())))
         if order["do"] == "backfill":
-            pipeline, lane = backfill_pipeline(pipeline, arguments), lane_of(order["id"])
+            lane = lane_of(order["id"])
+            pipeline = backfill_pipeline(pipeline, lane, arguments)
         run_id = f"soak-{order['round']}-{order['attempt']}"
         with open_adapters(
             pipeline, self.fleet.connection, run_id=run_id, actor="soak", audit=self.fleet.audit, lane=lane

@@ -350,7 +350,7 @@ class MemoryBackfill:
         self.arguments = BackfillArguments(ranges, **filters)
 
     def adapters(self, run_id: str = "backfill", hook: Hook | None = None, **changes: Any) -> MemoryAdapters:
-        pipeline = backfill_pipeline(self.live.adapters().pipeline, self.arguments)
+        pipeline = backfill_pipeline(self.live.adapters().pipeline, self.lane, self.arguments)
         found = memory_adapters(self.live.world, pipeline, run_id, hook or self.live._hook, lane=self.lane)
         return replace(found, **changes)
 

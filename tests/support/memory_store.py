@@ -27,7 +27,7 @@ from ackline.ledger.turns import (
     TurnId,
     TurnKind,
 )
-from ackline.tables.chosen import DeadRow, OutcomeFilter, RangesByPartition
+from ackline.tables.chosen import DeadRow, OutcomeFilter, RangesByPartition, TurnDone
 from ackline.tables.schemas import plan_date
 from ackline.tables.store import LedgerStore
 from ackline.tables.turn_outcomes import Attempts, FailedClass, Failures, LastFailure, Singles, TurnOutcomes
@@ -125,6 +125,15 @@ class MemoryStore(LedgerStore):
             if turn[:2] == (self.pipeline, self.lane) and settlement.code == code:
                 turns.setdefault(turn.epoch, []).append(turn.n)
         return turns
+
+    def turns_of_epoch(self, epoch: int) -> list[TurnDone]:
+        tables = self.world.tables
+        of_epoch = [
+            settlement
+            for turn, settlement in sorted(tables.settlements.items())
+            if turn[:3] == (self.pipeline, self.lane, epoch) and turn.n and settlement.kind is not TurnKind.VOID
+        ]
+        return [TurnDone(each.kind, each.code, tables.plans[each.turn].settings) for each in of_epoch]
 
     def terminal_results(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[TopicPartition, ResultRuns]:
         found: dict[TopicPartition, list[tuple[int, int, Result]]] = {}

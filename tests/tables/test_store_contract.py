@@ -396,6 +396,7 @@ class StoreContract(CommitContract):
         assert shown(store.terminal_offsets(0, IDS, OutcomeFilter(run_id="run"))[0]) == shown(every)
         assert store.terminal_offsets(0, IDS, OutcomeFilter(run_id="other")) == ({}, {})
         assert (store.turns_of_code("v1"), store.turns_of_code("v2")) == ({0: [1]}, {})
+        assert [done.code for done in store.turns_of_epoch(0)] == ["v1"]
         assert shown(store.terminal_offsets(0, IDS, OutcomeFilter(code="v1"))[0]) == shown(every)
         assert store.terminal_offsets(0, IDS, OutcomeFilter(code="v2")) == ({}, {})
         assert store.terminal_offsets(0, {"other": "id"}, None) == ({}, {})
@@ -416,6 +417,7 @@ class StoreContract(CommitContract):
         current, older = store.terminal_offsets(0, IDS, None)
         assert (current, shown(older)[TP1]) == ({}, [OffsetRange(7, 8)])
         assert store.terminal_results(0, IDS) == {}
+        assert [(done.kind, done.settings) for done in store.turns_of_epoch(0)] == [("run", plan(2).settings)]
 
     def test_the_sums_of_a_lane_are_those_up_to_a_turn(self, tables: Tables) -> None:
         store = tables.store()

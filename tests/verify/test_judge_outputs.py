@@ -290,3 +290,18 @@ def test_a_row_that_is_older_in_its_table_than_the_newest_handling_of_its_record
     assert judged({**output_row(1, anchor(5)), **by_backfill}) == [why]
     assert judged({**output_row(1, anchor(5), anchor(4)), **by_backfill}) == [], "only one of its records came again"
     assert judged({**output_row(1, anchor(5)), **by_backfill}, table=entries[:1]) == [], "the log has expired the entry"
+
+
+def test_s87_a_shadow_publishes_in_its_own_tables_alone_and_sends_no_letter() -> None:
+    changed = shop()
+    changed.history.settlements[0]["arguments"] = json.dumps({"shadow": True})
+    rows = pa.Table.from_pylist(changed.rows[:2], SCHEMA)
+    found = judge(replace(changed.history.evidence(), beside={"real": rows, "other": SCHEMA.empty_table()})).violations
+    assert f"I16: a shadow has published in output table {TABLE}, which is not its own" in found
+    assert "I16: 2 rows of a shadow are in output table real, which is a real one" in found
+    assert "I6: a shadow has sent 1 dead letters" in found
+    for settlement in changed.history.settlements[1:]:
+        settlement["outputs"] = named(f"{TABLE}__live")
+    changed.history.letters.clear()
+    evidence = replace(changed.history.evidence(), beside={TABLE: SCHEMA.empty_table()})
+    assert not [text for text in judge(evidence).violations if "shadow" in text]

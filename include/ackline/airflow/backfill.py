@@ -51,7 +51,9 @@ from ackline.backfill.form import (
     MAX_RECORDS,
     OF,
     OUTCOME,
+    PROMOTE,
     RUN,
+    SHADOW,
     TO,
     WHERE,
     BackfillRequest,
@@ -111,6 +113,8 @@ def backfill_params(pipeline: Pipeline) -> dict[str, Param]:
             MAX_RECORDS,
             MAX_RATE,
             DEAD_LETTER,
+            SHADOW,
+            PROMOTE,
             DEADLINE,
             REASON_FIELD,
         ),
@@ -160,7 +164,6 @@ class BeginBackfillOperator(PipelineOperator):
         """Choose the offsets and store them. Imports the handler first, so that no lane begins that can't be run."""
         with noted_reason(context), airflow_errors():
             from ackline.backfill.perform import backfill_pipeline, lane_arguments
-            from ackline.backfill.run import find_backfill
             from ackline.pipeline.functions import check_functions
 
             confirmed = self.entered(context, FIELDS).value(CONFIRM)
@@ -168,8 +171,8 @@ class BeginBackfillOperator(PipelineOperator):
             user = getattr(context["dag_run"], "triggering_user_name", None)
             # Without the settings of the lane: they follow from its arguments, which are read here.
             with opened(self.pipeline, context, lane=form.lane) as adapters:
-                arguments = lane_arguments(self.pipeline.name, form, find_backfill(adapters.store))
-            pipeline = backfill_pipeline(self.pipeline, arguments, form.max_rate)
+                arguments = lane_arguments(adapters.store, form)
+            pipeline = backfill_pipeline(self.pipeline, form.lane, arguments, form.max_rate)
             use_folder_of(self.pipeline)
             check_functions(*pipeline.functions)
             DriverHook(Secrets(), conn_id=SPARK_CONNECTION)  # refuses a master on which replay can't run
@@ -234,8 +237,9 @@ class ReplayBackfillOperator(ReplayOperator):
                 return backfill, has_open_turn
         # Last, because it queries Kafka. What is due may be in a partition that is paused or has no leader, and then
         # each look would start a driver that reads nothing.
-        pipeline = backfill_pipeline(self.pipeline, backfill.arguments)
-        with opened(pipeline, context, lane=form_of(context).lane) as adapters:
+        lane = form_of(context).lane
+        pipeline = backfill_pipeline(self.pipeline, lane, backfill.arguments)
+        with opened(pipeline, context, lane=lane) as adapters:
             return backfill, can_take_turn(adapters)
 
     def _now(self, context: Context) -> datetime:

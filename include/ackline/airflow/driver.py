@@ -203,7 +203,7 @@ def take_turns(
         if stored is None:
             raise FatalError(f"{name} has no lane {lane}: the task `begin` has not stored it")
         # By the arguments that the lane has stored: no kill and no other form can change handler or dead letters.
-        pipeline = backfill_pipeline(pipeline, stored.arguments, max_rate)
+        pipeline = backfill_pipeline(pipeline, lane, stored.arguments, max_rate)
     # The handler may have changed since the plan. At most once, a handler that fails to import costs the whole turn.
     check_functions(*pipeline.functions)
     noted = noted_stop(LaneTables(audit_root(), name, lane or LIVE), run_id)

@@ -233,7 +233,7 @@ class IntervalPlan:
     def _opened(self) -> AbstractContextManager["Adapters"]:
         from ackline.backfill.perform import backfill_pipeline
 
-        pipeline = backfill_pipeline(self.pipeline, self.interval.arguments)
+        pipeline = backfill_pipeline(self.pipeline, self.interval.lane, self.interval.arguments)
         return opened(pipeline, self.context, lane=self.interval.lane)
 
     def _epoch(self, adapters: "Adapters") -> int | None:

@@ -188,15 +188,20 @@ def choose_offsets(adapters: Adapters, arguments: BackfillArguments) -> Choice:
         scattered = looked_up and any(len(of_tp) > MOST_RANGES for of_tp in asked.values())
         partitions = {tp: Chosen((), of_tp) if scattered else Chosen(of_tp) for tp, of_tp in asked.items()}
     chosen = {tp: of for tp, of in sorted(partitions.items()) if of.every}
-    gone = list(_gone(matching, older, logs))
+    gone = list(gone_of(matching, older, logs))
     open_ends = {tp: end for tp, end in open_ends.items() if tp in chosen}
     if arguments.with_related:
         chosen = _with_related(adapters, chosen, logs)
-    acked_before = cache(partial(_acked_before, adapters, chosen, topic_ids))
-    replaced = cache(partial(_replaced, adapters, chosen))
+    acked_before = acked_before_of(adapters, chosen, topic_ids)
+    replaced = replaced_of(adapters, chosen)
     of_epochs = {epoch: _count_in(chosen, ranges) for epoch, ranges in by_epoch.items()}
     of_epochs = {epoch: number for epoch, number in of_epochs.items() if number}
     return Choice(chosen, topic_ids, logs, gone, open_ends, acked_before, replaced, of_epochs, notes_of(looked_up))
+
+
+def replaced_of(adapters: Adapters, chosen: Mapping[TopicPartition, Chosen]) -> Callable[[], Mapping[str, int]]:
+    """Returns `Choice.replaced` of these offsets; a shadow replaces no row."""
+    return cache(partial(_replaced, adapters, {} if adapters.pipeline.shadow is not None else chosen))
 
 
 def _replaced(adapters: Adapters, chosen: Mapping[TopicPartition, Chosen]) -> Mapping[str, int]:
@@ -298,9 +303,10 @@ def _by_outcome(
     return {tp: runs for tp, runs in chosen.items() if runs}, older, by_epoch
 
 
-def _gone(
+def gone_of(
     matching: Mapping[TopicPartition, Sequence[OffsetRange]], older: RangesByPartition, logs: Logs
 ) -> Iterable[GoneRange]:
+    """Yields what matches and can't be read any more; `older` are offsets of older topics of the same names."""
     for tp, ranges in sorted(matching.items()):
         yield from (GoneRange(tp, part, BY_RETENTION) for part in clipped(ranges, 0, logs[tp].start))
         yield from (GoneRange(tp, part, BEYOND_END) for part in clipped(ranges, logs[tp].end, LAST))
@@ -308,9 +314,16 @@ def _gone(
         yield from (GoneRange(tp, part, IN_OLDER_TOPIC) for part in ranges_of(arrays))
 
 
+def acked_before_of(
+    adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str]
+) -> Callable[[], int]:
+    """Returns the function of `Choice.acked_before`."""
+    return cache(partial(_acked_before, adapters, chosen, topic_ids))
+
+
 def _acked_before(adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str]) -> int:
     """Returns how many chosen offsets an earlier backfill of the pipeline has acked. Reads the rows of those backfills
-    alone that have read a chosen offset."""
+    alone that have read a chosen offset. A shadow is none of them: what it has acked changed nothing."""
     acked: dict[TopicPartition, list[Ranges]] = {}
     for lane in adapters.store.lanes() if chosen else ():
         if not is_backfill(lane) or lane == adapters.store.lane:
@@ -318,8 +331,11 @@ def _acked_before(adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], t
         store = adapters.store.other_lane(lane)
         newest = store.newest()
         for epoch in range(newest.turn.epoch + 1) if newest else ():
-            genesis = store.settlement(TurnId(store.pipeline, lane, epoch, 0)).partitions
-            read = {tp: chosen_of(of.ranges or (), of.state).every for tp, of in genesis.items() if tp in chosen}
+            genesis = store.settlement(TurnId(store.pipeline, lane, epoch, 0))
+            if (arguments := BackfillArguments.decode_or_none(genesis.arguments)) and arguments.shadow:
+                break
+            of_lane = genesis.partitions
+            read = {tp: chosen_of(of.ranges or (), of.state).every for tp, of in of_lane.items() if tp in chosen}
             if not any(len(intersect(arrays_of(chosen[tp].every), arrays_of(of_tp))[0]) for tp, of_tp in read.items()):
                 continue
             for tp, ranges in store.terminal_offsets(epoch, topic_ids, OutcomeFilter(Outcome.ACKED.value))[0].items():

@@ -7,7 +7,7 @@ DAG's file every few seconds, so this module loads neither the tables nor a Kafk
 from dataclasses import dataclass
 from datetime import datetime
 
-from ackline.forms.arguments import BackfillArguments, id_of, lane_of, written_range
+from ackline.forms.arguments import MOST_CHARACTERS, BackfillArguments, id_of, lane_of, promotion_of, written_range
 from ackline.forms.form import ERROR_CLASS, Entered, Field, FieldType
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE
@@ -75,6 +75,14 @@ WITH_RELATED = Field(
     name="with_related", option="--with-related", type=FieldType.FLAG, title="With related",
     help="Also the other records of output rows that are of several: such a row is replaced with all of them.",
 )  # fmt: skip
+SHADOW = Field(
+    name="shadow", option="--shadow", type=FieldType.FLAG, title="Shadow",
+    help="Rows go to tables NAME__ID beside the real ones; topics and dead letters get nothing.",
+)  # fmt: skip
+PROMOTE = Field(
+    name="promote", option="--promote", type=FieldType.FLAG, title="Promote",
+    help="Begin the backfill ID-promoted: what the settled shadow ID has handled, for real.",
+)  # fmt: skip
 DEADLINE = Field(
     name="deadline", option="", title="Deadline", format="date-time", in_command=False,
     # Airflow checks the format `date-time` only where a library is installed that it does not require.
@@ -94,7 +102,7 @@ CONFIRM_OFFSETS = Field(
 )  # fmt: skip
 FIELDS = (
     RANGES, ALL, FROM, TO, OUTCOME, ERROR_CLASS, RUN, CODE, OF, WHERE, ID, EPOCH, HANDLER, MAX_RECORDS, MAX_RATE,
-    DEAD_LETTER, WITH_RELATED, DEADLINE, REASON, CONFIRM, CONFIRM_OFFSETS,
+    DEAD_LETTER, WITH_RELATED, SHADOW, PROMOTE, DEADLINE, REASON, CONFIRM, CONFIRM_OFFSETS,
 )  # fmt: skip
 """All fields, in the order of both forms."""
 
@@ -125,6 +133,8 @@ class BackfillRequest:
     """The epoch to begin, if the lane has not begun it yet."""
     deadline: datetime | None = None
     confirm_offsets: int | None = None
+    promotes: str | None = None
+    """The lane of the shadow that is to be promoted; None for another request."""
     id_label: str = ID.option
     """What errors call the field of the id."""
 
@@ -157,12 +167,18 @@ def request_of(entered: Entered, default_id: str) -> BackfillRequest:
         entered.text(OF) or LIVE,
         entered.text(HANDLER),
         entered.text(DEAD_LETTER),
+        shadow=entered.value(SHADOW),
         where=entered.text(WHERE),
         with_related=entered.value(WITH_RELATED) or False,
     )
     given_id = entered.text(ID)
+    promotes = _shadow_to_promote(entered, given_id)
+    backfill_id = given_id if given_id is not None else default_id
+    if arguments.shadow and len(promotion_of(backfill_id)) > MOST_CHARACTERS:
+        least = MOST_CHARACTERS - len(promotion_of(""))
+        raise entered.wrong(ID, f"a shadow has an id of {least} characters at most: its promotion has a longer one")
     return BackfillRequest(
-        lane_of(given_id if given_id is not None else default_id),
+        lane_of(promotion_of(backfill_id) if promotes is not None else backfill_id),
         arguments,
         given_id is not None,
         entered.value(MAX_RECORDS),
@@ -171,5 +187,15 @@ def request_of(entered: Entered, default_id: str) -> BackfillRequest:
         entered.value(EPOCH) or 0,
         entered.parsed(DEADLINE, parse_time),
         entered.value(CONFIRM_OFFSETS),
+        promotes,
         entered.label(ID),
     )
+
+
+def _shadow_to_promote(entered: Entered, given_id: str | None) -> str | None:
+    """Returns the lane of the shadow that is to be promoted; None if none is. Raises ConfigError without its id."""
+    if not entered.value(PROMOTE):
+        return None
+    if given_id is None:
+        raise entered.wrong(PROMOTE, f"give the id of the shadow by {entered.label(ID)}")
+    return lane_of(given_id)

@@ -5,23 +5,28 @@ The command and the DAG `backfill__NAME` do these steps, each with its own confi
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from ackline.actions.objects import JsonObject, PartitionObject, RangeObject, Time
 from ackline.backfill.choose import Choice, choose_offsets
-from ackline.backfill.form import DEAD_LETTER, HANDLER, BackfillRequest, allowed_dead_letters, allowed_handlers
+from ackline.backfill.form import DEAD_LETTER, HANDLER, ID, BackfillRequest, allowed_dead_letters, allowed_handlers
+from ackline.backfill.promote import promoted_arguments, promoted_choice
 from ackline.backfill.run import Backfill, account_of_choice, begin, check_epoch_before_is_settled, find_backfill
 from ackline.errors import ConfigError, counted
-from ackline.forms.arguments import BackfillArguments, check_same, id_of
+from ackline.forms.arguments import BackfillArguments, check_same, id_of, lane_of
 from ackline.lane.adapters import Adapters
 from ackline.lane.rights import check_rights_to_read
 from ackline.lane.ways_out import LaneName, run
 from ackline.ledger.account import UNREAD, Account
 from ackline.ledger.offsets import OffsetRange, TopicPartition, count
+from ackline.outputs.output_table import table_of
 from ackline.pipeline.keys import DeadLetterBlock
+from ackline.pipeline.outputs import real_table
 from ackline.pipeline.pipeline import Pipeline
+from ackline.scrub import scrub_address
+from ackline.tables.store import LedgerStore
 
 MOST_RANGES = 20
 """How many ranges a person is shown."""
@@ -63,7 +68,7 @@ class OpenEndObject(PartitionObject):
 class PreparedObject(AccountObject):
     """A lane before anything of it is read, and what its choice has found; nothing for a lane that has begun."""
 
-    left_out = frozenset({"replaced", "of_epochs", "notes"})
+    left_out = frozenset({"replaced", "of_epochs", "notes", "shadow_tables"})
     dry_run: bool
     gone: tuple[GoneObject, ...] = ()
     open_end: tuple[OpenEndObject, ...] = ()
@@ -75,15 +80,22 @@ class PreparedObject(AccountObject):
     """How many of the offsets were chosen by an outcome of which epoch; None if they were not chosen by outcome."""
     notes: tuple[str, ...] | None = None
     """Sentences about a choice by time in logs that are out of order, or too long to be looked at whole."""
+    shadow_tables: tuple[str, ...] | None = None
+    """The tables that get the rows of a shadow; None for another lane."""
 
 
 class BackfillObject(AccountObject):
     """A lane as `ackline backfill --list` prints it."""
 
+    left_out = frozenset({"promotes", "promoted_by"})
     began_at: Time
     actor: str
     reason: str
     arguments: str
+    promotes: str | None = None
+    """The id of the shadow that the lane promotes."""
+    promoted_by: str | None = None
+    """The id of the backfill that promotes this shadow."""
 
 
 def account_object(lane: str, epoch: int, account: Account) -> AccountObject:
@@ -128,8 +140,8 @@ def prepared_object(lane: str, epoch: int, account: Account, choice: Choice | No
     )
 
 
-def backfill_object(backfill: Backfill) -> BackfillObject:
-    """Returns a lane as `--list` prints it."""
+def backfill_object(backfill: Backfill, promoted_by: str | None = None) -> BackfillObject:
+    """Returns a lane as `--list` prints it; `promoted_by` is the id of the backfill that promotes this shadow."""
     turn, genesis = backfill.genesis.turn, backfill.genesis
     return BackfillObject(
         **_account(turn.lane, turn.epoch, backfill.account),
@@ -137,6 +149,8 @@ def backfill_object(backfill: Backfill) -> BackfillObject:
         actor=genesis.actor,
         reason=genesis.reason,
         arguments=backfill.arguments.shown(),
+        promotes=backfill.arguments.promotes,
+        promoted_by=promoted_by,
     )
 
 
@@ -200,7 +214,9 @@ def account_text(name: str, lane: str, account: Account, now: datetime) -> str:
     return f"{text} Go on {when} with `{run(LaneName(name, lane))} --yes`."
 
 
-def backfill_pipeline(pipeline: Pipeline, arguments: BackfillArguments, max_rate: int | None = None) -> Pipeline:
+def backfill_pipeline(
+    pipeline: Pipeline, lane: str, arguments: BackfillArguments, max_rate: int | None = None
+) -> Pipeline:
     """Returns the settings of a backfill lane.
 
     Each outcome becomes a row, because the account of the lane and `ackline diff` count rows. What retention took is
@@ -225,9 +241,25 @@ def backfill_pipeline(pipeline: Pipeline, arguments: BackfillArguments, max_rate
             )
         _check_listed(pipeline, DEAD_LETTER.option, topic, allowed_dead_letters(pipeline))
         changes["dead_letter"] = "none" if topic == "none" else DeadLetterBlock(topic=topic)
-    changed = pipeline.model_copy(update=changes)
-    # Not a part of the plan: the lane stores it once, and each process that carries out a turn reads it from there.
-    return changed if arguments.where is None else changed.with_where(arguments.where)
+    of_lane = pipeline.model_copy(update=changes)
+    if arguments.where is not None:
+        # Not a part of the plan: the lane stores it once, and each process that carries out a turn reads it from there.
+        of_lane = of_lane.with_where(arguments.where)
+    return _shadow_of(of_lane, id_of(lane)) if arguments.shadow else of_lane
+
+
+def _shadow_of(pipeline: Pipeline, backfill_id: str) -> Pipeline:
+    """Raises ConfigError if a table of the shadow is an output table of the file."""
+    shadow = pipeline.as_shadow(backfill_id)
+    real = {output.table for output in pipeline.outputs or ()} - {None}
+    for output in shadow.outputs or ():
+        if output.table in real:
+            raise ConfigError(
+                f"{ID.option} {backfill_id}: the rows of this shadow would go to {scrub_address(str(output.table))}, "
+                f"which is an output table of {pipeline.name}; give another id",
+                key=ID.option,
+            )
+    return shadow
 
 
 def _check_listed(pipeline: Pipeline, option: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -250,21 +282,29 @@ class PreparedBackfill:
     choice: Choice | None
     text: str
     """What it is, or would be, for a person."""
+    shadow_tables: tuple[str, ...] | None = None
+    """The tables that get the rows of a shadow; None for another lane."""
 
     def body(self, dry_run: bool) -> PreparedObject:
         """Returns it as an object."""
-        return prepared_object(self.request.lane, self.epoch, self.account, self.choice, dry_run)
+        body = prepared_object(self.request.lane, self.epoch, self.account, self.choice, dry_run)
+        return body.model_copy(update={"shadow_tables": self.shadow_tables})
 
 
-def lane_arguments(name: str, request: BackfillRequest, stored: Backfill | None) -> BackfillArguments:
-    """Returns the arguments of the lane, or those of the request for a new one; `name` is the pipeline's.
+def lane_arguments(store: LedgerStore, request: BackfillRequest) -> BackfillArguments:
+    """Returns the arguments of the lane of `store`, or those of the request for a new one.
 
-    Raises ConfigError where the two differ, for an id alone that no lane has, and for arguments that choose nothing.
+    Raises ConfigError where the two differ, for an id alone that no lane has, for arguments that choose nothing, and
+    for a shadow that can't be promoted because it is none.
     """
+    name, stored = store.pipeline, find_backfill(store)
+    asked = request.arguments if request.promotes is None else promoted_arguments(store, request)
     if stored is not None:
-        if request.arguments.given:
-            check_same(request.id, stored.arguments, request.arguments)
+        if asked.given:
+            check_same(request.id, stored.arguments, asked)
         return stored.arguments
+    if request.promotes is not None:
+        return asked
     if request.has_id and not request.arguments.given:
         raise ConfigError(
             f"{request.id_label} {request.id}: {name} has no such backfill; `ackline backfill {name} --list` lists "
@@ -284,14 +324,58 @@ def prepare(adapters: Adapters, request: BackfillRequest, arguments: BackfillArg
     name, stored = adapters.pipeline.name, find_backfill(adapters.store)
     if stored is not None and request.epoch <= stored.newest.turn.epoch:
         text = account_text(name, request.lane, stored.account, adapters.now())
-        return PreparedBackfill(request, stored.newest.turn.epoch, stored.account, stored, None, text)
+        tables = shadow_tables(adapters.pipeline)
+        return PreparedBackfill(request, stored.newest.turn.epoch, stored.account, stored, None, text, tables)
     check_epoch_before_is_settled(adapters.store, request.epoch)
-    choice = choose_offsets(adapters, arguments)
+    choice = _choice(adapters, arguments)
     check_rights_to_read(adapters, {tp.topic for tp in choice.partitions})
+    if stored is None:
+        _check_shadow_is_new(adapters)
     text = choice_text(name, request.id, choice, adapters.pipeline.backfill.confirm_above)
     if arguments.where is not None and choice.partitions:
         text += f"\nRecords that match: {arguments.where}. The others are skipped, as Unmatched."
-    return PreparedBackfill(request, request.epoch, account_of_choice(choice), None, choice, text)
+    text = "\n".join([text, *shadow_lines(adapters.pipeline)])
+    account, tables = account_of_choice(choice), shadow_tables(adapters.pipeline)
+    return PreparedBackfill(request, request.epoch, account, None, choice, text, tables)
+
+
+def _choice(adapters: Adapters, arguments: BackfillArguments) -> Choice:
+    if arguments.promotes is None:
+        return choose_offsets(adapters, arguments)
+    # The settings of the lane of the promotion are those of the file; those that its shadow would have name its tables.
+    shadow = replace(arguments, shadow=True, promotes=None)
+    of_shadow = backfill_pipeline(adapters.pipeline, lane_of(arguments.promotes), shadow)
+    return promoted_choice(adapters, arguments, of_shadow)
+
+
+def shadow_tables(pipeline: Pipeline) -> tuple[str, ...] | None:
+    """Returns the tables that get the rows of a shadow; None for another lane."""
+    if pipeline.shadow is None:
+        return None
+    return tuple(scrub_address(output.table) for output in pipeline.outputs or () if output.table)
+
+
+def shadow_lines(pipeline: Pipeline) -> list[str]:
+    """Returns where the rows of a shadow go and what gets nothing, for a person; nothing for another lane."""
+    if pipeline.shadow is None:
+        return []
+    tables = [output.table for output in pipeline.outputs or () if output.table]
+    beside = [f"{scrub_address(each)} beside {scrub_address(real_table(each, pipeline.shadow))}" for each in tables]
+    rows = f"rows go to {', '.join(beside)}" if tables else "the pipeline has no output table"
+    nothing = ["dead letters", *(f"topic {output.topic}" for output in pipeline.outputs or () if output.topic)]
+    return [f"It is a shadow: {rows}; nothing is sent to {', '.join(nothing)}."]
+
+
+def _check_shadow_is_new(adapters: Adapters) -> None:
+    """Raises ConfigError if a table of a shadow that has not begun exists: its rows are not of this shadow."""
+    shadow = adapters.pipeline.shadow
+    for output in (adapters.pipeline.outputs or ()) if shadow is not None else ():
+        if output.table is not None and table_of(adapters.store, output.table).state() is not None:
+            raise ConfigError(
+                f"{ID.option} {shadow}: the table {scrub_address(output.table)} exists, and this shadow has not begun; "
+                f"give another id, or remove that table. Nothing was stored",
+                key=ID.option,
+            )
 
 
 def begin_prepared(adapters: Adapters, prepared: PreparedBackfill, arguments: BackfillArguments) -> None:
@@ -299,5 +383,7 @@ def begin_prepared(adapters: Adapters, prepared: PreparedBackfill, arguments: Ba
     with other arguments: its choice stands."""
     assert prepared.choice is not None
     request = prepared.request
-    genesis = begin(adapters, arguments, prepared.choice, request.reason, request.epoch)
+    words = [f"promotes {lane_of(arguments.promotes)}"] if arguments.promotes is not None else []
+    reason = ": ".join([*words, *filter(None, [request.reason])])
+    genesis = begin(adapters, arguments, prepared.choice, reason, request.epoch)
     check_same(request.id, BackfillArguments.decode(genesis.arguments), arguments)

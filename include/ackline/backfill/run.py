@@ -8,7 +8,7 @@ n, and the other adopts it.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -97,7 +97,7 @@ def _check_next_plan(adapters: Adapters) -> None:
     elif newest is not None:  # its settings are those of its plan, and its log is checked as it is read
         chosen = lane_ranges(adapters, newest.turn.epoch)
         check_dead_letter_topic(adapters)
-        _logs(adapters, _unfinished(newest, chosen), chosen)
+        readable_logs(adapters, _unfinished(newest, chosen), chosen)
 
 
 def _next_plan(
@@ -111,7 +111,7 @@ def _next_plan(
     check_rights_to_read(adapters, {tp.topic for tp in unfinished})
     check_dead_letter_topic(adapters)
     check_settings_unchanged(adapters, newest)
-    logs = _logs(adapters, unfinished, chosen)
+    logs = readable_logs(adapters, unfinished, chosen)
     views = {
         tp: PartitionView(
             settled.topic_id,
@@ -163,8 +163,8 @@ def _unfinished(newest: Settlement, chosen: LaneRanges) -> dict[TopicPartition, 
     return {tp: settled for tp, settled in newest.partitions.items() if is_unfinished(tp, settled)}
 
 
-def _logs(
-    adapters: Adapters, lane: dict[TopicPartition, SettledPartition], chosen: LaneRanges
+def readable_logs(
+    adapters: Adapters, lane: Mapping[TopicPartition, SettledPartition], chosen: LaneRanges
 ) -> dict[TopicPartition, LogBounds]:
     """Returns the readable logs of partitions with a leader. Raises TopicChanged if a log is not the one in which the
     offsets were chosen: in another log the same offsets mean other records (S42).

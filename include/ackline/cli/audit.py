@@ -330,16 +330,17 @@ def _outputs(pipelines: list[str]) -> "dict[str, list[OutputTable]]":
     """Returns the output tables that the pipeline files name, by their views, without opening one. A character that a
     name in SQL can't have without quotes is an underscore in the name of the view."""
     from ackline.ledger.turns import LIVE
-    from ackline.outputs.output_table import OutputTable, output_folder
+    from ackline.outputs.output_table import OutputTable, output_folder, shadows_of
     from ackline.pipeline.folder import audit_root, lane_folder, load_folder, pipelines_folder
 
     found: dict[str, dict[str, OutputTable]] = {}
     for name, pipeline in load_folder(pipelines_folder()).pipelines.items():
         for output in pipeline.outputs or () if not pipelines or name in pipelines else ():
             if output.table is not None:
-                uri = output_folder(lane_folder(audit_root(), name, LIVE), output.table)
-                view = re.sub(r"\W", "_", f"output_{name}_{uri.rstrip('/').rpartition('/')[2]}").lower()
-                found.setdefault(view, {})[uri] = OutputTable(uri)
+                real = output_folder(lane_folder(audit_root(), name, LIVE), output.table)
+                for uri in (real, *shadows_of(real)):
+                    view = re.sub(r"\W", "_", f"output_{name}_{uri.rstrip('/').rpartition('/')[2]}").lower()
+                    found.setdefault(view, {})[uri] = OutputTable(uri)
     return {view: list(tables.values()) for view, tables in found.items()}
 
 

@@ -27,6 +27,7 @@ from ackline.backfill.perform import (
     prepare,
     prepared_object,
 )
+from ackline.backfill.promote import promotions
 from ackline.backfill.run import Backfill, backfills, cancel, find_backfill, run_backfill
 from ackline.cli import formats, options, tables
 from ackline.cli.notices import is_quiet
@@ -102,7 +103,8 @@ def backfill(
     Examples: `ackline backfill orders orders:0:1000-2000`, `ackline backfill orders --from "2h ago"`,
     `ackline backfill orders --topic orders --partition 0 --offsets 1000:2000`,
     `ackline backfill orders --outcome dead --error-class HTTPError --yes --wait`, `ackline backfill orders --id ID`,
-    `ackline backfill orders --from "1d ago" --where "value.currency = 'XTS'"`
+    `ackline backfill orders --from "1d ago" --where "value.currency = 'XTS'"`,
+    `ackline backfill orders --from "2h ago" --shadow --id v2`, `ackline backfill orders --id v2 --promote`
     """
     if wait and now is not None:
         raise ConfigError("--wait and --now contradict each other: a fixed clock never moves on", key="--wait")
@@ -142,9 +144,9 @@ def perform(session: Session, request: BackfillRequest) -> None:
     Raises ConfigError for arguments that are not those of the lane, and for a resume of a lane that has not begun.
     """
     options.check_spark()
-    stored = _stored(session, request.lane) if request.has_id else None
-    arguments = lane_arguments(session.name, request, stored)
-    pipeline = backfill_pipeline(options.pipeline_named(session.name), arguments, request.max_rate)
+    with options.opened(session.name, session.now, lane=request.lane, handler=False) as adapters:
+        arguments = lane_arguments(adapters.store, request)
+    pipeline = backfill_pipeline(options.pipeline_named(session.name), request.lane, arguments, request.max_rate)
     with options.opened(session.name, session.now, session.no_breaker, request.lane, pipeline=pipeline) as adapters:
         if _may_run(adapters, session, prepare(adapters, request, arguments), arguments):
             _run(adapters, session, request)
@@ -233,7 +235,8 @@ def _cancel(session: Session, lane: str, reason: str) -> None:
         )
     # With the lane's dead letters, for an open turn that can still be settled. No handler is called, so a handler that
     # is not allowed any more is no obstacle, nor is a `--where` that does not fit other decoders.
-    pipeline = backfill_pipeline(options.pipeline_named(name), replace(found.arguments, handler=None, where=None))
+    arguments = replace(found.arguments, handler=None, where=None)
+    pipeline = backfill_pipeline(options.pipeline_named(name), lane, arguments)
     with options.opened(name, session.now, lane=lane, handler=False, pipeline=pipeline) as adapters:
         left = sum(found.account.pending.values())
         text = f"Backfill {backfill_id} of {name}: {counted(left, 'offset')} would be skipped."
@@ -249,8 +252,10 @@ def _cancel(session: Session, lane: str, reason: str) -> None:
 def _list(name: str, as_json: bool) -> None:
     with options.opened(name, handler=False) as adapters:
         found = backfills(adapters.store)
+    promoted = promotions(found)
     if as_json:
-        formats.print_json({"pipeline": name, "backfills": [backfill_object(each).dump() for each in found]})
+        listed = [backfill_object(each, promoted.get(id_of(each.genesis.turn.lane))) for each in found]
+        formats.print_json({"pipeline": name, "backfills": [each.dump() for each in listed]})
         return
     columns = ["id", "began", "asked", "settled", "pending", "next due", "arguments"]
     rows = [
@@ -261,9 +266,10 @@ def _list(name: str, as_json: bool) -> None:
             "yes" if each.account.settled else "no",
             sum(each.account.pending.values()),
             each.account.next_due,
-            each.arguments.shown(),
+            " ".join([each.arguments.shown(), *([f"(promoted by {by})"] if by is not None else [])]),
         ]
         for each in found
+        for by in [promoted.get(id_of(each.genesis.turn.lane))]
     ]
     keep = ("id", "settled", "pending", "next due", "asked", "arguments")
     tables.print_list(columns, rows, keep, f"{name} has no backfill.")

@@ -184,6 +184,16 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def check_may_show(option: str, is_wanted: bool, as_json: bool) -> None:
+    """Raises ConfigError for an option that shows payload, with `--json` or where standard output is no terminal."""
+    if is_wanted and (as_json or not is_terminal()):
+        raise ConfigError(
+            f"{option} shows the payload of records, so it needs a terminal: standard output is not one, or --json is "
+            f"for a program. Nothing was read",
+            key=option,
+        )
+
+
 def record_of(arguments: Sequence[str], example: str = EXAMPLE) -> tuple[TopicPartition, int]:
     """Returns the record that TOPIC, PARTITION and OFFSET name. Raises ConfigError, which ends with `example`, for
     other arguments."""

@@ -50,6 +50,7 @@ from ackline.local.connection import uses_dev_broker
 from ackline.outputs.checks import check_outputs
 from ackline.outputs.counted_rows import differing_rows
 from ackline.outputs.expected import older_copies_of_backfills
+from ackline.outputs.output_table import table_of
 from ackline.pipeline.folder import LoadedFolder, audit_root, load_folder, make_handlers_importable, pipelines_folder
 from ackline.pipeline.functions import load_functions, load_step
 from ackline.pipeline.pipeline import Pipeline
@@ -241,7 +242,8 @@ def _standstills(adapters: Adapters, away: Unreachable | None, fails: bool) -> I
     with suppress(AcklineError):
         for backfill in (each for each in backfills(adapters.store) if not each.account.settled):
             lane = backfill.genesis.turn.lane
-            pipeline = backfill_pipeline(adapters.pipeline, replace(backfill.arguments, handler=None, where=None))
+            arguments = replace(backfill.arguments, handler=None, where=None)
+            pipeline = backfill_pipeline(adapters.pipeline, lane, arguments)
             of_lane = replace(adapters, pipeline=pipeline, store=adapters.store.other_lane(lane))
             if (found := standstill_of(of_lane, reads_broker)) is not None:
                 yield Check(f"lane {name} {lane}", False, found.line)
@@ -415,6 +417,7 @@ def _broker(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
             yield _check("outputs", partial(check_outputs, adapters))
             for lane, why in older_copies_of_backfills(adapters.store).items():
                 yield Check(f"outputs of {lane}", False, why)
+            yield from _shadows(adapters)
         yield from _warnings(adapters, wanted)
         yield from _logs(adapters)
         adapters.group.check_no_members()
@@ -423,6 +426,18 @@ def _broker(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
         yield Check(f"group {pipeline.kafka.group_id}", False, str(error))
     except AcklineError as error:
         yield Check("broker", False, str(error))
+
+
+def _shadows(adapters: Adapters) -> Iterator[Check]:
+    """Yields the output tables of each shadow, so that a user finds those that may go."""
+    for backfill in backfills(adapters.store):
+        lane = backfill.genesis.turn.lane
+        if backfill.arguments.shadow:
+            of_lane = backfill_pipeline(adapters.pipeline, lane, replace(backfill.arguments, handler=None))
+            names = [output.table for output in of_lane.outputs or () if output.table]
+            there = [name for name in names if table_of(adapters.store, name).state() is not None]
+            state = "settled" if backfill.account.settled else "not settled"
+            yield Check(f"outputs of {lane}", True, f"a shadow, {state}; tables {', '.join(there) or 'none'}")
 
 
 def _rows(adapters: Adapters) -> Iterator[Check]:

@@ -19,6 +19,7 @@ from ackline.answers.explain import (
 from ackline.answers.status import OpenTurn, OpenTurnObject, UnreachableObject, open_turn_of
 from ackline.backfill.run import standstill_of
 from ackline.cli import formats, tables
+from ackline.cli.dead import check_may_show, printable
 from ackline.cli.options import Json, Lane, Name, Now, end_unreachable, opened, opened_to_read
 from ackline.cli.status import open_turn_lines
 from ackline.errors import ConfigError, counted
@@ -113,35 +114,84 @@ Before = Annotated[str, typer.Argument(metavar="LANE", help="A lane: live or bac
 After = Annotated[str, typer.Argument(metavar="LANE", help="The lane to compare with it.", show_default=False)]
 Records = Annotated[bool, typer.Option("--records", help="Also list each offset that differs.")]
 
+Rows = Annotated[
+    str | None,
+    typer.Option("--rows", metavar="TABLE", help="Compare the rows of this output table instead.", show_default=False),
+]
+ShowValues = Annotated[
+    bool, typer.Option("--show-values", help="With --rows, also print values of the examples. Needs a terminal.")
+]
+
 SHOWN = 50
 """How many runs of offsets a person is shown."""
 
 
-def diff(name: Name, before: Before, after: After, records: Records = False, as_json: Json = False) -> None:
+def diff(
+    name: Name,
+    before: Before,
+    after: After,
+    records: Records = False,
+    rows: Rows = None,
+    show_values: ShowValues = False,
+    as_json: Json = False,
+) -> None:
     """Compare the newest terminal outcomes of two lanes, over the offsets that both have settled.
 
-    Example: `ackline backfill orders --from "1d ago" --handler handlers.v2:handle --dead-letter none --id v2 --yes`,
-    then `ackline diff orders live backfill-v2`
+    With `--rows TABLE` it compares the rows that both have for the same records in an output table: how many records
+    have the same rows, others, or rows in one lane only, and which columns differ.
+
+    Examples: `ackline backfill orders --from "1d ago" --handler handlers.v2:handle --shadow --id v2 --yes`, then
+    `ackline diff orders live backfill-v2` and `ackline diff orders live backfill-v2 --rows totals`
     """
     if before == after:
         raise ConfigError(f"{before} is named twice: name two lanes", key="LANE")
+    if rows is not None:
+        _diff_rows(name, before, after, rows, records, show_values, as_json)
+        return
+    if show_values:
+        raise ConfigError("--show-values shows the values of rows: add --rows TABLE", key="--show-values")
     with opened(name, handler=False) as adapters:
         found, changed = diff_lanes(adapters.store, before, after)
     if as_json:
         formats.print_json(diff_object(found, before, after, changed if records else None))
         return
     out = tables.console()
-    rows = [[shown(old), shown(new), number] for (old, new), number in found.changed.most_common()]
+    listed = [[shown(old), shown(new), number] for (old, new), number in found.changed.most_common()]
     have = "has" if found.same == 1 else "have"
     out.print(f"{counted(found.same, 'offset')} {have} the same outcome in both lanes.")
     out.print(f"{found.only[0]:,} are settled in {before} only, {found.only[1]:,} in {after} only.")
-    if rows:
-        tables.print_table(out, None, [before, after, "offsets"], rows)
+    if listed:
+        tables.print_table(out, None, [before, after, "offsets"], listed)
     if records:
         for run in islice(changed, SHOWN):
             print(f"{run.tp} [{run.start}, {run.end}): {shown(run.before)} → {shown(run.after)}")
         if next(changed, None) is not None:
             print("… and more. --json shows them all.")
+
+
+def _diff_rows(name: str, before: str, after: str, table: str, records: bool, show_values: bool, as_json: bool) -> None:
+    if records:
+        raise ConfigError("--records lists outcomes, and --rows compares rows: give one of them", key="--records")
+    check_may_show("--show-values", show_values, as_json)
+    with opened(name, handler=False) as adapters:
+        from ackline.answers.row_diff import diff_rows, row_diff_object
+
+        found = diff_rows(adapters, table, before, after)
+    if as_json:
+        formats.print_json(row_diff_object(found, before, after))
+        return
+    out = tables.console()
+    have = "has" if found.same == 1 else "have"
+    out.print(f"{counted(found.same, 'record')} {have} the same rows in both lanes, {found.changed:,} other ones.")
+    out.print(f"{found.only[0]:,} have rows in {before} only, {found.only[1]:,} in {after} only.")
+    if found.columns:
+        tables.print_table(out, None, ["column", "records"], [[*each] for each in found.columns.most_common()])
+    for each in found.examples:
+        print(f"{each.tp} {each.offset}: {', '.join(each.columns)}")
+        for lane, of_lane in ((before, each.before), (after, each.after)) if show_values else ():
+            for row in of_lane:
+                values = ", ".join(f"{column}={row[column]!r}" for column in each.columns)
+                print(f"  {lane}: {printable(values)}")
 
 
 def shown(result: Result) -> str:

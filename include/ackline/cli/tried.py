@@ -11,7 +11,7 @@ import typer
 
 from ackline.answers.dead import text_of
 from ackline.cli import formats, interrupts
-from ackline.cli.dead import is_terminal, printable, record_of
+from ackline.cli.dead import check_may_show, printable, record_of
 from ackline.cli.options import ErrorClass, Json, Name, Now, opened, pipeline_named, refused
 from ackline.errors import ConfigError, did_you_mean
 from ackline.forms.arguments import parse_offset
@@ -65,12 +65,7 @@ def try_(
     `ackline try orders orders 3 1041 --handler handlers.v2:handle --show-values`
     """
     for option, is_wanted in (("--show-values", show_values), ("--pdb", debug)):
-        if is_wanted and (as_json or not is_terminal()):
-            raise ConfigError(
-                f"{option} shows the payload of records, so it needs a terminal: standard output is not one, or --json "
-                f"is for a program. Nothing was read",
-                key=option,
-            )
+        check_may_show(option, is_wanted, as_json)
     if error_class is not None and not failing:
         raise ConfigError("--error-class chooses among failing records: add --failing", key="--error-class")
     pipeline = pipeline_named(name)

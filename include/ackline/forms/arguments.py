@@ -137,7 +137,9 @@ class PartitionChoice:
         return chosen
 
 
-_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,99}")
+MOST_CHARACTERS = 100
+"""Characters of the id of a backfill."""
+_ID = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{MOST_CHARACTERS - 1}}}")
 _LAST_PARTITION = 2**31 - 1
 
 OPTIONS = {
@@ -154,6 +156,8 @@ OPTIONS = {
     "handler": "--handler",
     "dead_letter": "--dead-letter",
     "with_related": "--with-related",
+    "shadow": "--shadow",
+    "promotes": "--promote",
 }
 """The option of each field of `BackfillArguments`, for messages."""
 
@@ -165,6 +169,11 @@ def lane_of(backfill_id: str) -> str:
             f"--id {backfill_id[:120]}: write 1 to 100 of the characters a-z 0-9 -, a letter or digit first", key="--id"
         )
     return f"{BACKFILL}{backfill_id}"
+
+
+def promotion_of(backfill_id: str) -> str:
+    """Returns the id of the backfill that promotes a shadow: always the same one, so that it begins once."""
+    return f"{backfill_id}-promoted"
 
 
 def is_lane(text: str) -> bool:
@@ -249,6 +258,10 @@ class BackfillArguments(Stored):
     """Whether the other records come along that rows of output tables name beside the chosen ones."""
     where: str | None = None
     """An expression over each record (`ackline.pipeline.where`); what does not match is skipped as Unmatched."""
+    shadow: bool = False
+    """Whether rows go to tables beside the real ones, and topics and dead letters get nothing."""
+    promotes: str | None = None
+    """The id of the shadow whose offsets these are; None for a backfill that has chosen its own."""
 
     @property
     def by_outcome(self) -> bool:
@@ -289,6 +302,11 @@ class BackfillArguments(Stored):
             topic_name(self.dead_letter or "none")
         except ValueError as error:
             raise ConfigError(f"--dead-letter: {error}", key="--dead-letter") from None
+        if self.shadow and self.dead_letter not in (None, "none"):
+            raise ConfigError(
+                f"--dead-letter {self.dead_letter} and --shadow contradict each other: a shadow sends no dead letters",
+                key="--dead-letter",
+            )
 
     def times(self, now: datetime) -> tuple[datetime | None, datetime | None]:
         """Returns `--from` and `--to` as times. Raises ConfigError for a text that is no time, or an empty span."""
@@ -302,9 +320,9 @@ class BackfillArguments(Stored):
         words = list(self.ranges)
         for name, option in OPTIONS.items():
             value = getattr(self, name)
-            if name != "ranges" and value not in (None, False) and (name, value) != ("of", LIVE):
+            if name not in ("ranges", "promotes") and value not in (None, False) and (name, value) != ("of", LIVE):
                 words += [option] if value is True else [option, _quoted(value) if name == "where" else str(value)]
-        return " ".join(words)
+        return " ".join([*words, *([f"(promotes {self.promotes})"] if self.promotes is not None else [])])
 
 
 def _quoted(text: str) -> str:
@@ -325,13 +343,13 @@ def check_same(backfill_id: str, stored: BackfillArguments, given: BackfillArgum
         before, now = getattr(stored, name), getattr(given, name)
         if before != now:
             raise ConfigError(
-                f"{option}: backfill {backfill_id} began with {_shown(before)}, not {_shown(now)}. Give `--id "
-                f"{backfill_id}` alone to resume it, or another id for another backfill. Nothing was stored",
+                f"{option}: backfill {backfill_id} began with {_shown(option, before)}, not {_shown(option, now)}. "
+                f"Give `--id {backfill_id}` alone to resume it, or another id for another backfill. Nothing was stored",
                 key=option,
             )
 
 
-def _shown(value: object) -> str:
+def _shown(option: str, value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(value) or "no range"
-    return "nothing" if value in (None, False) else str(value)
+    return "nothing" if value in (None, False) else option if value is True else str(value)

@@ -29,7 +29,8 @@ def needed_rights(adapters: Adapters, topics: Iterable[str]) -> list[Right]:
     """Returns the least rights for a run that reads `topics`."""
     pipeline = adapters.pipeline
     reads = filter(None, [*topics, pipeline.ack_topic])
-    writes = filter(None, [pipeline.dead_letter_topic, *(output.topic for output in pipeline.outputs or ())])
+    outputs = pipeline.outputs or () if pipeline.shadow is None else ()  # a shadow produces nothing
+    writes = filter(None, [pipeline.dead_letter_topic, *(output.topic for output in outputs)])
     return [
         *(Right("READ", "topic", topic) for topic in dict.fromkeys(reads)),
         *(Right("WRITE", "topic", topic) for topic in dict.fromkeys(writes)),

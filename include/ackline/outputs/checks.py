@@ -21,7 +21,7 @@ from ackline.outputs.output_table import (
     table_of,
 )
 from ackline.outputs.staged import check_kept_files, leaves_in_flight, outputs_of, staging_folder
-from ackline.pipeline.outputs import Output, Rows
+from ackline.pipeline.outputs import Output, Rows, real_table
 from ackline.scrub import scrub_address
 
 if TYPE_CHECKING:
@@ -61,6 +61,9 @@ def output_targets(adapters: Adapters, plan: Plan) -> "OutputTargets | None":
 
     if not outputs_of(adapters):
         return None
+    if adapters.pipeline.shadow is not None:
+        columns = _checked_columns(adapters, request=RunRequest.of_plan(plan.settings))
+        return _targets(adapters, plan.turn, staging_folder(adapters, plan.turn), columns, None)
     has_topics = any(output.topic is not None for output in outputs_of(adapters))
     # Tasks of another machine have none of the driver's files.
     kafka = inlined_certificates({name: str(value) for name, value in adapters.kafka.items()}) if has_topics else {}
@@ -129,6 +132,8 @@ def _check_distinct_tables(adapters: Adapters, outputs: Iterable[Output]) -> Non
 
 def _check_topics(adapters: Adapters) -> None:
     """Raises ConfigError if an output topic does not exist."""
+    if adapters.pipeline.shadow is not None:
+        return  # a shadow sends nothing there
     wanted = sorted({output.topic for output in outputs_of(adapters) if output.topic is not None})
     existing = adapters.cluster.topics(wanted) if wanted else {}
     for topic in wanted:
@@ -147,6 +152,8 @@ def _columns(adapters: Adapters, output: Output, probe: bool) -> dict[str, str] 
     if probe:
         prove_conditional_put(table.uri)
     existing = table.columns()
+    if existing is None and adapters.pipeline.shadow is not None:
+        existing = _columns_beside(adapters, output.table, real_table(output.table, adapters.pipeline.shadow), probe)
     if existing is not None:
         check_columns(output.table, existing, output.columns)
         if (output.rows or table.kept()) is Rows.NEWEST:
@@ -155,6 +162,20 @@ def _columns(adapters: Adapters, output: Output, probe: bool) -> dict[str, str] 
     if probe:
         check_place(table.uri)
     return dict(output.columns) if output.columns is not None else None
+
+
+def _columns_beside(adapters: Adapters, shadow: str, real: str, creates: bool) -> dict[str, str] | None:
+    """Returns the columns of the real table, for one of a shadow that does not exist yet; None if neither exists.
+
+    Creates the table of the shadow, without rows, before the first plan of the lane that reads something: so it has the
+    columns and partitions that the real one has at that time, and its rows are checked against these. A process that is
+    killed right after it leaves an empty table, which the next run of the lane finds.
+    """
+    table = table_of(adapters.store, real)
+    columns = table.columns()
+    if columns is not None and creates:
+        table_of(adapters.store, shadow, columns, table.partition_by, table.kept()).create()
+    return columns
 
 
 def _check_kept_columns(adapters: Adapters, columns: Mapping[str, Mapping[str, str] | None]) -> None:

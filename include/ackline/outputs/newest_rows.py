@@ -39,8 +39,8 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.published import has_rows_of_several
 from ackline.ledger.turns import TurnId
 from ackline.outputs.output_table import OUTPUT_LAYOUT, OutputTable, table_of
-from ackline.outputs.staged import outputs_of, rows_kept
-from ackline.pipeline.outputs import Rows
+from ackline.outputs.staged import outputs_of
+from ackline.pipeline.outputs import Rows, real_table
 from ackline.scrub import scrub_address
 
 log = logging.getLogger(__name__)
@@ -272,13 +272,18 @@ def rows_to_replace(adapters: Adapters, records: Records) -> dict[str, Found]:
     rows of the newest handling alone. Raises FatalError or TransientError if a table can't be read."""
     found = dict[str, Found]()
     for output in outputs_of(adapters) if records else ():
-        if output.table is None or rows_kept(adapters, output.table) is not Rows.NEWEST:
+        if output.table is None:
             continue
-        table = table_of(adapters.store, output.table)
+        # Of a shadow those of the real table, which its promotion will replace.
+        shadow = adapters.pipeline.shadow
+        name = output.table if shadow is None else real_table(output.table, shadow)
+        table = table_of(adapters.store, name)
+        if (output.rows or table.kept()) is not Rows.NEWEST:
+            continue
         with table.errors():
             if table.state() is not None:
                 older = OlderRows(table, records)
-                found[output.table] = older.at_newest(older.find)
+                found[name] = older.at_newest(older.find)
     return found
 
 

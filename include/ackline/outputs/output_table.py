@@ -12,6 +12,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,11 @@ from ackline.delta.folder import Folder, prove_conditional_put
 from ackline.delta.handle import LogState
 from ackline.delta.object_store import is_remote
 from ackline.delta.table import FencedTable
-from ackline.errors import ConfigError
+from ackline.errors import AcklineError, ConfigError
 from ackline.ledger.published import FinalFile, other_pipelines
 from ackline.ledger.turns import LIVE, turn_in
 from ackline.pipeline.output_columns import Columns, arrow_type, type_text
-from ackline.pipeline.outputs import PARTITION_TYPES, ROW_COLUMNS, Rows
+from ackline.pipeline.outputs import PARTITION_TYPES, ROW_COLUMNS, Rows, shadow_table
 from ackline.scrub import scrub_address
 from ackline.tables.audit_table import COLUMN_MAPPING, CONSTRAINT
 from ackline.tables.layout import LaneFolder, folders_in
@@ -307,6 +308,15 @@ def output_folder(live_folder: str, table: str) -> str:
     if table.startswith("file://"):
         return table.removeprefix("file://")
     return table if "://" in table else f"{live_folder}/outputs/{table}"
+
+
+def shadows_of(uri: str) -> list[str]:
+    """Returns the folders or URIs of the tables of shadows beside the output table at a path or URI; none if the folder
+    above them can't be listed."""
+    folder, _, name = uri.rstrip("/").rpartition("/")
+    with suppress(AcklineError):
+        return [f"{folder}/{each}" for each in sorted(folders_in(folder)) if each.startswith(shadow_table(name, ""))]
+    return []
 
 
 def location_of(store: LedgerStore, table: str) -> str:

@@ -18,7 +18,8 @@ ROW_COLUMNS = ("_topic", "_partition", "_offset", "_attempt", "_lane", "_epoch",
 PARTITION_TYPES = ("string", "long", "boolean")
 """The types of columns that an output table may be partitioned by."""
 
-_TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}(__[a-z0-9][a-z0-9-]{0,99})?")
+"""The part after `__` is that of the table of a shadow."""
 _LEDGER_TABLES = ("plans", "outcomes", "settlements")
 _COLUMN_TYPE = re.compile(r"string|long|double|boolean|binary|timestamp|decimal\((\d{1,2}), ?(\d{1,2})\)")
 _NOT_IN_COLUMN_NAMES = re.compile(r"[ ,;{}()=\x00-\x1f\x7f-\x9f]")
@@ -46,6 +47,20 @@ def _column_type(text: str) -> str:
             f"decimal(PRECISION, SCALE)"
         )
     return f"decimal({int(match[1])},{int(match[2])})" if match[1] else text
+
+
+def shadow_table(table: str, backfill_id: str) -> str:
+    """Returns the name or URI of the table that takes the place of an output table in a backfill with `--shadow`."""
+    return f"{table}{_shadow_suffix(backfill_id)}"
+
+
+def real_table(shadow: str, backfill_id: str) -> str:
+    """Returns the name or URI of the output table that a table of a shadow is beside."""
+    return shadow.removesuffix(_shadow_suffix(backfill_id))
+
+
+def _shadow_suffix(backfill_id: str) -> str:
+    return f"__{backfill_id}"
 
 
 def obstacle_of_column(name: object) -> str | None:

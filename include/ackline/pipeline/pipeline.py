@@ -21,9 +21,13 @@ from ackline.ledger.turns import Plan
 from ackline.pipeline.blocks import RetryBlock
 from ackline.pipeline.field_types import StrictBlock
 from ackline.pipeline.keys import Guarantee, PipelineKeys, check_rules
+from ackline.pipeline.outputs import shadow_table
 from ackline.pipeline.refusals import read_yaml, refusal
 from ackline.pipeline.streams import PIPELINE_STREAM, RegistryBlock, Stream, Translation
 from ackline.pipeline.topology import Topology, topology
+
+SHADOW = "shadow"
+"""The key of `Pipeline.shadow` in the settings of a plan. A pipeline file has no such key."""
 
 
 class Pipeline(PipelineKeys):
@@ -31,6 +35,7 @@ class Pipeline(PipelineKeys):
 
     _folder: Path | None = PrivateAttr(None)
     _where: str | None = PrivateAttr(None)  # of a backfill: no key of a file
+    _shadow: str | None = PrivateAttr(None)
 
     @property
     def folder(self) -> Path | None:
@@ -52,6 +57,27 @@ class Pipeline(PipelineKeys):
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
         check_rules(self)
+        return self
+
+    @property
+    def shadow(self) -> str | None:
+        """The id of the backfill with `--shadow` that runs by these settings; None for every other lane. Its rows go to
+        tables beside the real ones, and topics and dead letters get nothing."""
+        return self._shadow
+
+    def as_shadow(self, backfill_id: str) -> Self:
+        """Returns the settings of a backfill with `--shadow`. Its topics stay in the settings, so that what can't be
+        sent there fails its record as it does without a shadow."""
+        outputs = self.outputs and [
+            output
+            if output.table is None
+            else output.model_copy(update={"table": shadow_table(output.table, backfill_id)})
+            for output in self.outputs
+        ]
+        return self.model_copy(update={"outputs": outputs, "dead_letter": "none"})._of_shadow(backfill_id)
+
+    def _of_shadow(self, backfill_id: str | None) -> Self:
+        self._shadow = backfill_id
         return self
 
     @property
@@ -103,7 +129,7 @@ class Pipeline(PipelineKeys):
         settings = self.model_dump(mode="json", by_alias=True)
         settings["kafka"]["properties"] = sorted(self.kafka.properties)
         settings["spark"]["conf"] = sorted(self.spark.conf)
-        return settings
+        return settings if self.shadow is None else settings | {SHADOW: self.shadow}
 
 
 def load(path: Path) -> Pipeline:
@@ -259,4 +285,5 @@ def pipeline_of_turn(file: Pipeline, plan: Plan) -> Pipeline:
         ]
     # What the turn has read under the isolation level of its plan, settle reads again under it, for dead letters.
     settings["kafka"] = file.kafka.model_copy(update={"isolation": plan.isolation})
-    return file.model_copy(update=settings)
+    # A process may have opened the lane with the settings of the file alone, such as one that closes its turn.
+    return file.model_copy(update=settings)._of_shadow(plan.settings.get(SHADOW))

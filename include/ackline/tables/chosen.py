@@ -17,6 +17,8 @@ from ackline.delta.reads import Where, as_expression, pruned_dataset
 from ackline.ledger.account import Result, ResultRuns, joined_runs
 from ackline.ledger.offsets import Ranges, TopicPartition, union
 from ackline.ledger.outcomes import Outcome
+from ackline.ledger.turns import TurnKind
+from ackline.stored import decode_or_none
 from ackline.tables.layout import EffectiveTurns, LaneTables
 
 
@@ -29,6 +31,14 @@ class DeadRow(NamedTuple):
     at: datetime
     error_place: str | None = None
     """Where its last failed attempt raised the error; None if that is not known."""
+
+
+class TurnDone(NamedTuple):
+    """A settled turn: its kind, the code that it ran with, empty if that is not known, and the settings of its plan."""
+
+    kind: str
+    code: str
+    settings: Mapping[str, Any]
 
 
 MOST_PLACES = 50_000
@@ -84,6 +94,19 @@ class ChosenOutcomes(LaneTables):
         for row in rows.to_pylist():
             turns.setdefault(row["epoch"], []).append(row["turn"])
         return turns
+
+    def turns_of_epoch(self, epoch: int) -> list[TurnDone]:
+        """Returns the turns of an epoch that are settled and not void, without the genesis. Raises FatalError if the
+        tables can't be read."""
+        settled = self.settlements.read({"epoch": epoch}, ["turn", "kind", "code"]).to_pylist()
+        planned = self.plans.read({"epoch": epoch}, ["turn", "settings"]).to_pylist()
+        codes = {row["turn"]: row["code"] for row in settled if row["code"]}  # one row of a turn holds it
+        settings = {row["turn"]: row["settings"] for row in planned if row["settings"]}
+        kinds = {row["turn"]: row["kind"] for row in settled if row["turn"] and row["kind"] != TurnKind.VOID}
+        return [
+            TurnDone(kind, codes.get(turn, ""), decode_or_none(settings.get(turn), dict[str, Any]) or {})
+            for turn, kind in sorted(kinds.items())
+        ]
 
     def terminal_results(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[TopicPartition, ResultRuns]:
         """Returns the terminal outcome and error class of each offset that an epoch has settled, in the topics of these

@@ -12,7 +12,16 @@ import pyarrow as pa
 from confluent_kafka import KafkaException
 
 from ackline.verify import judge_endings, judge_floors, judge_outcomes, judge_turns
-from ackline.verify.evidence import DeadLetter, Evidence, Findings, Log, OutputTable, TopicPartition, Unreadable
+from ackline.verify.evidence import (
+    DeadLetter,
+    Evidence,
+    Findings,
+    Log,
+    OutputTable,
+    TopicPartition,
+    Unreadable,
+    shadow_suffix,
+)
 from ackline.verify.judge_endings import calls_by_partition, judge_calls, judge_dead_letters
 from ackline.verify.judge_floors import judge_commits
 from ackline.verify.judge_outputs import judge_outputs, why_not_judged
@@ -215,6 +224,9 @@ def gather(sources: Sources) -> Evidence:
         outcomes, _ = read_table(sources.audit, "outcomes", sources.pipeline, sources.lane)
         plans, _ = read_table(sources.audit, "plans", sources.pipeline, sources.lane)
         tables = _output_tables(outputs, rows, settlements, plans, ledger)
+        beside, suffix = dict[str, pa.Table](), shadow_suffix(sources.lane, settlements)
+        if suffix is not None:
+            beside = outputs.read_rows({name.removesuffix(suffix) for name in named_in_plans(plans)})
         letters = None
         if sources.dead_letter_topic:
             letters = read_dead_letters(config, sources.dead_letter_topic, sources.pipeline)
@@ -222,7 +234,9 @@ def gather(sources: Sources) -> Evidence:
     except KafkaException as error:
         raise Unreadable(str(error)) from error
     calls = read_calls(sources.journal) if sources.journal else None
-    return Evidence(sources.pipeline, sources.lane, logs, plans, outcomes, settlements, ledger, letters, calls, tables)
+    return Evidence(
+        sources.pipeline, sources.lane, logs, plans, outcomes, settlements, ledger, letters, calls, tables, beside
+    )
 
 
 def _output_tables(

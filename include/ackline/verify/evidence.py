@@ -4,6 +4,7 @@ Here are also the arithmetic on arrays of offsets and half-open ranges, and the 
 the form `I4 orders[0] offset 7: …`.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -160,6 +161,15 @@ class OutputTable:
         return any(turn <= each < (turn[0] + 1, 0) for each in map(turn_of, versions))
 
 
+def shadow_suffix(lane: str, settlements: pa.Table) -> str | None:
+    """Return how the names of the tables of a shadow end, by what its genesis has stored; None for another lane."""
+    if "arguments" not in settlements.column_names:  # a table of an earlier version
+        return None
+    texts = pc.unique(settlements["arguments"]).drop_null().to_pylist()
+    is_shadow = any(json.loads(text).get("shadow") for text in texts if text)
+    return f"__{lane.removeprefix('backfill-')}" if is_shadow else None
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """All that the rules read. The tables hold the rows of one pipeline and lane.
@@ -180,6 +190,13 @@ class Evidence:
     letters: Sequence[DeadLetter] | None = None
     calls: pa.Table | None = None
     outputs: Sequence[OutputTable] = ()
+    beside: Mapping[str, pa.Table] = field(default_factory=dict)
+    """The rows of a shadow in the real tables, where it may have none, by the name of the table."""
+
+    @property
+    def shadow_suffix(self) -> str | None:
+        """How the names of the tables of this lane end; None if the lane is no shadow."""
+        return shadow_suffix(self.lane, self.settlements)
 
     @property
     def planned(self) -> pa.Table:

@@ -36,6 +36,7 @@ def judge_outputs(lane: LaneHistory, settled: bool, found: Findings) -> None:
         check_anchors_have_the_outcomes_of_their_turn(lane, table, found)
         check_untracked_rows_are_of_settled_turns(lane, table, found)
         check_rows_are_of_the_newest_handling(lane, table, found)
+    check_a_shadow_changes_nothing(lane, found)
     check_earlier_turns_are_published(lane, settled, found)
     check_commit_is_not_ahead_of_tables(lane, found)
 
@@ -220,6 +221,21 @@ def check_commit_is_not_ahead_of_tables(lane: LaneHistory, found: Findings) -> N
             if (epoch, turn) <= (own_epoch, own - claim):
                 what = f"is committed for turn {own}, but output table {table} has no turn {turn} of epoch {epoch}"
                 found.add_offsets("I16", what, tp, [log.committed])
+
+
+def check_a_shadow_changes_nothing(lane: LaneHistory, found: Findings) -> None:
+    """S87: a shadow publishes in tables of its own alone, has no row in a real one, and sends no dead letter."""
+    suffix = lane.evidence.shadow_suffix
+    if suffix is None:
+        return
+    named = {table for _, outputs in _outputs_by_turn(lane) for table in outputs.get("tables", ())}
+    for table in sorted(each for each in named if not each.endswith(suffix)):
+        found.add("I16", f"a shadow has published in output table {table}, which is not its own")
+    for table, rows in sorted(lane.evidence.beside.items()):
+        if rows.num_rows:
+            found.add("I16", f"{rows.num_rows} rows of a shadow are in output table {table}, which is a real one")
+    if letters := lane.evidence.lane_letters:
+        found.add("I6", f"a shadow has sent {len(letters)} dead letters")
 
 
 def _unpublished(lane: LaneHistory) -> list[tuple[Turn, str]]:
