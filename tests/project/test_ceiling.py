@@ -11,25 +11,25 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
-    "the root": 1_418,
-    "ledger": 4_303,
-    "pipeline": 3_418,
+    "the root": 1_423,
+    "ledger": 4_498,
+    "pipeline": 3_459,
     "forms": 1_002,
-    "kafka": 2_896,
+    "kafka": 3_086,
     "delta": 2_923,
-    "tables": 2_535,
+    "tables": 2_561,
     "audit": 1_196,
-    "worker": 4_887,
+    "worker": 4_891,
     "trees": 4_562,
-    "spark": 3_112,
-    "lane": 3_077,
+    "spark": 3_126,
+    "lane": 3_231,
     "outputs": 2_070,
     "in_flight": 512,
-    "dead_letters": 207,
-    "steps": 1_706,
+    "dead_letters": 433,
+    "steps": 1_734,
     "actions": 1_997,
-    "answers": 1_685,
-    "backfill": 1_156,
+    "answers": 1_687,
+    "backfill": 1_162,
     "airflow": 2_516,
     "ui": 2_514,
     "local": 2_262,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 59_106
-TESTS_CEILING = 72_538
+PACKAGE_CEILING = 59_997
+TESTS_CEILING = 73_122
 
 
 def lines(files: "list[Path]") -> int:

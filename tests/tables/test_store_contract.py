@@ -12,6 +12,7 @@ from deltalake.transaction import AddAction
 from ackline.errors import LedgerError
 from ackline.ledger.account import Result
 from ackline.ledger.commit_rule import Committed
+from ackline.ledger.copies import Copies, CopyLog, CopyRun
 from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
 from ackline.ledger.metrics import FetchTimes, TurnReport
 from ackline.ledger.offsets import LogBounds, OffsetRange, Ranges, TopicPartition, ValuedRange, ranges_of
@@ -294,7 +295,9 @@ class StoreContract(CommitContract):
         )
         # Touching ranges of equal value stay two: each value is of its whole range.
         gaps = (ValuedRange(1, 4, 2), ValuedRange(4, 9, 2), ValuedRange(2**40, 2**62, 2**50))
-        state, counts = PartitionState(2**62, pending, gaps), {"acked": 7, "failed": 2}
+        logs = CopyLog("rescue", "Zq2", 3), CopyLog("rescue", "Zq3", 0)
+        copies = Copies.of([CopyRun(0, 2, logs[1], 2**40), CopyRun(5, 6, logs[0], 0)])
+        state, counts = PartitionState(2**62, pending, gaps, copies=copies), {"acked": 7, "failed": 2}
         partitions = {
             TP: SettledPartition("Zq1", 0, state, counts, 3, 40, Committed(4, "{}"), "outcomes 1", leader_epoch=7),
             TP1: SettledPartition("Zq1", 9, PartitionState(9), paused=True, leader_epoch=0),

@@ -17,7 +17,7 @@ from ackline.lane.adapters import Adapters
 from ackline.lane.commit import claimed_floors
 from ackline.lane.log_checks import KafkaView, observe_kafka
 from ackline.lane.plans import lane_ranges
-from ackline.lane.turn_metrics import expiries_of, first_times
+from ackline.lane.turn_metrics import expiries_without_copies, first_times
 from ackline.lane.ways_out import StandsStill
 from ackline.ledger.explain import HeldBy, OpenTransaction, held_by
 from ackline.ledger.fold import PendingKind
@@ -161,7 +161,8 @@ def status_and_missing(adapters: Adapters, reads_broker: bool = True) -> tuple[l
         if (log := view.bounds.get(tp)) is not None and view.topic_ids.get(tp.topic) == row.topic_id
     }
     times = first_times(adapters, logs, floors)
-    expiries = expiries_of(adapters, times.unsettled)
+    states = {tp: row.state for tp, row in lane.items()}
+    expiries = expiries_without_copies(adapters, states, logs, times.unsettled)
     now, partitions = adapters.now(), []
     overdue = None if newest is None else overdue_at(adapters.pipeline.schedule, newest.settled_at)
     for tp, settled in sorted(lane.items()):
@@ -176,7 +177,8 @@ def status_and_missing(adapters: Adapters, reads_broker: bool = True) -> tuple[l
         if same_log is not None and same_log.open_transaction:
             held = OpenTransaction(times.open_since.get(tp), same_log.open_transaction)
         facts = PartitionFacts(
-            floors[tp], lag if chosen is None else settled.state.unsettled_in(chosen[tp]), log.start if log else None,
+            max(floors[tp], settled.state.first_without_copy),
+            lag if chosen is None else settled.state.unsettled_in(chosen[tp]), log.start if log else None,
             sum(pending.values()),
             undelivered=pending[PendingKind.DEAD_LETTER],
             paused=why in (PAUSED, PARKED, LET_GO), stands_still=why in _STOPPED,

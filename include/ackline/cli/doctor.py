@@ -57,7 +57,7 @@ from ackline.pipeline.streams import Stream, Translation
 from ackline.pipeline.topology import Step, Topology
 from ackline.scrub import scrub_address, texts_of_handler
 from ackline.spark.master import chosen_master, connect_server
-from ackline.steps.plan import check_dead_letter_topic
+from ackline.steps.plan import check_own_topics
 from ackline.tables.audit_table import AuditTable
 from ackline.tables.layout import all_lanes
 from ackline.tables.schemas import TABLES
@@ -460,7 +460,7 @@ def _topic(adapters: Adapters, topic: str, found: TopicInfo | None, of_ours: boo
 
 
 def _dead_letter_topic(adapters: Adapters, topic: str) -> str:
-    check_dead_letter_topic(adapters)
+    check_own_topics(adapters)
     return f"{topic} exists"
 
 

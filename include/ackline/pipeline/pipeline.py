@@ -141,7 +141,7 @@ FROM_FILE = frozenset(
         *("name", "kafka", "spark", "audit"),
         # Limits, and what an operator sets to get on with a turn that waits or stops.
         *("max_uncommitted", "max_records_per_run", "max_rate", "max_offset_behind", "breaker", "lost_after"),
-        *("on_expired", "on_external_reset", "missing_topics"),
+        *("on_expired", "on_external_reset", "missing_topics", "rescue"),
         # What begins lanes and runs, and no part of a turn.
         *("start", "start_timestamp", "schedule", "backfill", "tags", "owner"),
     }

@@ -157,7 +157,7 @@ class PartitionReading:
         """How the partition is, by its newest settlement and the turns before it."""
         pending = self.settled.state.pending_by_kind()
         facts = PartitionFacts(
-            self.floor, self.lag, self.log_start, sum(pending.values()) + self.commit_stayed,
+            self.settled.state.first_without_copy, self.lag, self.log_start, sum(pending.values()) + self.commit_stayed,
             undelivered=pending[PendingKind.DEAD_LETTER],
             paused=self.settled.paused or self.settled.let_go or self.why in (PAUSED, PARKED),
             stands_still=self._is_stuck, expired=bool(self.settled.counts.get("expired")), signals=self.signals,
