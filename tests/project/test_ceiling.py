@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_423,
-    "ledger": 4_498,
-    "pipeline": 3_459,
+    "ledger": 4_512,
+    "pipeline": 3_469,
     "forms": 1_002,
     "kafka": 3_086,
     "delta": 2_923,
@@ -24,21 +24,21 @@ CEILINGS = {
     "spark": 3_126,
     "lane": 3_231,
     "outputs": 2_070,
-    "in_flight": 512,
-    "dead_letters": 433,
+    "in_flight": 513,
+    "dead_letters": 435,
     "steps": 1_734,
     "actions": 1_997,
-    "answers": 1_687,
+    "answers": 1_705,
     "backfill": 1_162,
-    "airflow": 2_516,
-    "ui": 2_514,
+    "airflow": 2_517,
+    "ui": 2_516,
     "local": 2_262,
-    "cli": 4_325,
+    "cli": 4_358,
     "verify": 2_827,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 59_997
-TESTS_CEILING = 73_122
+PACKAGE_CEILING = 60_078
+TESTS_CEILING = 73_202
 
 
 def lines(files: "list[Path]") -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import chain, islice
 
-from ackline.errors import AcklineError, ConfigError
+from ackline.errors import AcklineError, ConfigError, counted
 from ackline.kafka.copies import copy_of
 from ackline.kafka.exact import Found
 from ackline.kafka.produce import Row
@@ -158,7 +158,9 @@ def _copied(
     An error of one partition keeps no other one from its copies: a batch that can't be decoded stays as it is.
     """
     copy_log, runs, count = topic.log_of(tp), list[CopyRun](), int((ranges[1] - ranges[0]).sum())
-    log.info("%s: copying %d records of %s to %s before retention takes them", plan.turn, count, tp, topic.name)
+    log.info(
+        "%s: copying %s of %s to %s before retention takes them", plan.turn, counted(count, "record"), tp, topic.name
+    )
     sender = adapters.copy_sender()
     try:
         for done, batch in enumerate(_batches(adapters, plan, tp, row.topic_id, ranges, copy_log), 1):
