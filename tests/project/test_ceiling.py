@@ -34,11 +34,11 @@ CEILINGS = {
     "ui": 2_516,
     "local": 2_262,
     "cli": 4_358,
-    "verify": 2_827,
+    "verify": 2_864,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 60_078
-TESTS_CEILING = 73_202
+PACKAGE_CEILING = 60_115
+TESTS_CEILING = 73_238
 
 
 def lines(files: "list[Path]") -> int:

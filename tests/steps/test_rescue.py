@@ -1,5 +1,6 @@
 """Rescue from retention (S88): a pending record that retention takes is copied first, and read from its copy."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +12,12 @@ from ackline.ledger.outcomes import Outcome
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.states import Signals
 from ackline.ledger.turns import TurnKind
+from ackline.verify.check import judge
+from tests.chaos.config import Config
+from tests.chaos.evidence import evidence_of
 from tests.support.actor import Killed
 from tests.support.memory import AFTER, BEFORE, ArrivedCopy, LogRecord
-from tests.support.memory_lane import FAILS, NOON, OK, TP, MemoryLane
+from tests.support.memory_lane import FAILS, GROUP, NOON, OK, TP, MemoryLane
 
 HOUR = timedelta(hours=1)
 COPIES = TP._replace(topic="rescue")
@@ -46,6 +50,12 @@ def run_at(lane: MemoryLane, hours: float) -> MemoryLane:
     return lane
 
 
+def judged(lane: MemoryLane) -> list[str]:
+    """What the independent checker finds."""
+    rules = replace(Config().rules(), group=GROUP, dead_letter_topic="dead")
+    return judge(evidence_of(lane.world, rules)).violations
+
+
 def outcomes(lane: MemoryLane) -> list[tuple[int, int, str]]:
     return [(row.offset, row.attempt, row.outcome.value) for row in lane.effective_rows()]
 
@@ -67,6 +77,7 @@ def test_s88_a_pending_record_is_copied_when_retention_is_near_and_its_retry_rea
     assert (lane.pending(), rescued(lane), lane.committed()) == ([], [], 2)
     assert outcomes(lane) == [(0, 1, "failed"), (0, 2, "failed")], "and never expired"
     assert copies(lane) == [TWICE], "no record is copied twice"
+    assert judged(lane) == []
 
 
 def test_s88_the_handler_gets_the_record_as_it_was() -> None:
@@ -129,6 +140,7 @@ def test_s88_killed_between_copy_and_ledger_the_record_is_copied_again_at_most(o
     run_at(lane, 19)
     run_at(lane, 39)
     assert (lane.pending(), outcomes(lane)) == ([], [(0, 1, "failed"), (0, 2, "failed")])
+    assert judged(lane) == []
 
 
 def test_s88_of_two_processes_that_settle_a_turn_the_stored_places_count() -> None:
