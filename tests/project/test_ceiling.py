@@ -17,7 +17,7 @@ CEILINGS = {
     "forms": 1_002,
     "kafka": 3_086,
     "delta": 2_923,
-    "tables": 2_561,
+    "tables": 2_579,
     "audit": 1_196,
     "worker": 4_891,
     "trees": 4_562,
@@ -29,7 +29,7 @@ CEILINGS = {
     "steps": 1_734,
     "actions": 1_997,
     "answers": 1_705,
-    "backfill": 1_162,
+    "backfill": 1_194,
     "airflow": 2_517,
     "ui": 2_516,
     "local": 2_262,
@@ -37,8 +37,8 @@ CEILINGS = {
     "verify": 2_864,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 60_115
-TESTS_CEILING = 73_238
+PACKAGE_CEILING = 60_165
+TESTS_CEILING = 73_317
 
 
 def lines(files: "list[Path]") -> int:

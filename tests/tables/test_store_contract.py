@@ -420,6 +420,21 @@ class StoreContract(CommitContract):
         assert (current, shown(older)[TP1]) == ({}, [OffsetRange(7, 8)])
         assert store.terminal_results(0, IDS) == {}
 
+    def test_s88_the_newest_copy_of_each_record_of_a_topic_is_found(self, tables: Tables) -> None:
+        store, log = tables.store(), CopyLog("rescue", "Zq2", 0)
+        pending = (ValuedRange(0, 9, Pending(PendingKind.RETRY, 1, NOON, None)),)
+        of_turns = [
+            ("id", [CopyRun(0, 4, log, 10)]), ("id", [CopyRun(2, 6, log, 90)]), ("other", [CopyRun(7, 8, log, 1)]),
+            ("id", []),
+        ]  # fmt: skip
+        assert store.copies_of({TP.topic: "id"}) == {}
+        for n, (topic_id, runs) in enumerate(of_turns, 1):
+            state = PartitionState(9, pending, copies=Copies.of(runs))
+            rows = {TP: SettledPartition(topic_id, 0, state), TP1: SettledPartition("id", 0, PartitionState(0))}
+            assert store.store_settlement(replace(settlement(n), partitions=rows), plan(n))
+        expected = Copies.of([CopyRun(0, 2, log, 10), CopyRun(2, 6, log, 90)])
+        assert store.copies_of({TP.topic: "id"}) == {TP: expected}
+
     def test_the_sums_of_a_lane_are_those_up_to_a_turn(self, tables: Tables) -> None:
         store = tables.store()
         store.store_settlement(settlement(0))

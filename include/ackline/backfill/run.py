@@ -33,6 +33,7 @@ from ackline.lane.ways_out import StandsStill, Way
 from ackline.ledger import planning
 from ackline.ledger.account import Account, Chosen, account_of, chosen_of
 from ackline.ledger.backoff import FOREVER
+from ackline.ledger.copies import NO_COPIES, Copies
 from ackline.ledger.fold import PartitionState, Pending, PendingKind
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange, clipped, count
 from ackline.ledger.outcomes import Outcome
@@ -238,18 +239,18 @@ def check_epoch_before_is_settled(store: LedgerStore, epoch: int) -> None:
         )
 
 
-def _first_state(chosen: Chosen, now: datetime | None) -> PartitionState:
+def _first_state(chosen: Chosen, now: datetime | None, copies: Copies = NO_COPIES) -> PartitionState:
     """Returns the state in which a partition begins. Its chosen offsets are due since then, and without an attempt:
-    replay reads them exactly, as attempt 1."""
+    replay reads them exactly, as attempt 1, and those that are gone from their `copies`."""
     if not chosen.offsets:
         return PartitionState(chosen.ranges[0].start)
     unread = Pending(PendingKind.RETRY, 0, now, None)
     pending = PendingRuns.of([ValuedRange(run.start, run.end, unread) for run in chosen.offsets])
-    return PartitionState(chosen.offsets[-1].end, pending)
+    return PartitionState(chosen.offsets[-1].end, pending, copies=copies)
 
 
 def _genesis_row(adapters: Adapters, choice: Choice, tp: TopicPartition, chosen: Chosen) -> SettledPartition:
-    state = _first_state(chosen, adapters.now())
+    state = _first_state(chosen, adapters.now(), choice.copies.get(tp, NO_COPIES))
     return SettledPartition(
         choice.topic_ids[tp.topic],
         state.floor,
