@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 60_165
-TESTS_CEILING = 73_317
+TESTS_CEILING = 73_338
 
 
 def lines(files: "list[Path]") -> int:
