@@ -96,6 +96,11 @@ class RetentionPassed(FatalError):
     `on_expired: record`."""
 
 
+class CopyGone(FatalError):
+    """A pending record is gone from its topic, and so is the copy that `rescue` has made of it. The operator brings the
+    rescue topic back, or skips the record (S88)."""
+
+
 class MissingRights(FatalError):
     """The connection's login lacks a right on a topic or on the group. The operator grants it."""
 

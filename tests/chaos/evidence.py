@@ -99,7 +99,8 @@ def _settlements(world: World, lane: str) -> Iterator[Row]:
             ranges = None if settled.ranges is None else [(part.start, part.end) for part in settled.ranges]
             yield (lane, turn.epoch, turn.n, settlement.kind.value, *tp, settled.old_floor, state.floor,
                    state.complete_to, pending, counts, settled.gaps, settlement.reason, ranges,
-                   settled.topic_id, settled.leader_epoch, settlement.arguments)  # fmt: skip
+                   settled.topic_id, settled.leader_epoch, settlement.arguments,
+                   [(run.start, run.end, *run.log, run.first) for run in state.copies])  # fmt: skip
 
 
 def _outcomes(world: World, lane: str) -> Iterator[Row]:

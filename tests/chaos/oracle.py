@@ -138,7 +138,7 @@ class Oracle:
                 self._committed(event)
             elif isinstance(event, ArrivedLetter):
                 self._letter_arrived(event)
-            else:
+            elif isinstance(event, HandlerCall):
                 self._called(event)
 
     def _is_of_backfill(self, event: object) -> bool:

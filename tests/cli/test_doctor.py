@@ -61,6 +61,28 @@ def test_a_dead_letter_topic_that_does_not_exist_is_named_once_with_what_to_do(
     assert "lane lane" not in found, "a lane that has not begun stands still for nothing"
 
 
+@pytest.mark.parametrize(
+    ("policy", "ok", "words"),
+    [
+        (TopicPolicy(None), True, "rescue keeps copies for good"),
+        (TopicPolicy(timedelta(days=8)), True, "rescue keeps copies for"),
+        (TopicPolicy(timedelta(days=7)), False, "the copy would go with them. Raise its retention.ms, or set it to -1"),
+        (TopicPolicy(None, compacted=True), False, "is compacted (cleanup.policy): it keeps one copy of each key"),
+    ],
+)
+def test_s88_the_rescue_topic_keeps_copies_for_longer_than_the_topics_that_are_read(
+    ackline: MemoryCommand, lane: MemoryLane, monkeypatch: pytest.MonkeyPatch, policy: TopicPolicy, ok: bool, words: str
+) -> None:
+    lane.create("rescue")
+    policies = {"orders": TopicPolicy(timedelta(days=7)), "rescue": policy}
+    monkeypatch.setattr(MemoryCluster, "policies", lambda _, names: {n: policies[n] for n in names if n in policies})
+    found = details(ackline, lane, rescue={"topic": "rescue"})
+    assert found["topic rescue"] == (True, "1 partition")
+    assert (found["rescue topic"][0], words in found["rescue topic"][1]) == (ok, True), found["rescue topic"]
+    missing = details(ackline, lane, rescue={"topic": "rescu"})["topic rescu"]
+    assert (missing[0], "did you mean rescue?" in missing[1]) == (False, True)
+
+
 def test_a_pipeline_without_a_breaker_is_a_warning(ackline: MemoryCommand, lane: MemoryLane) -> None:
     ok, detail = details(ackline, lane, breaker=None)["breaker"]
     assert (ok, detail.startswith("warning: without the key `breaker`")) == (True, True)

@@ -122,7 +122,7 @@ def test_a_pipeline_is_as_bad_as_its_worst_partition(many: list[PartitionStatus]
     assert summary_of("lane", many, []).state is State.FAILING
     idle = [found for found in many if not found.lag]
     assert summary_of("lane", idle, []).state is State.UP_TO_DATE
-    lost = idle[0].model_copy(update={"lag": 5, "floor": 0, "log_start": 3, "state": State.LOSING})
+    lost = idle[0].model_copy(update={"lag": 5, "first_at_risk": 0, "log_start": 3, "state": State.LOSING})
     found = summary_of("lane", [*many, lost], [])
     assert (found.state, found.problem) == (
         State.LOSING,

@@ -32,6 +32,27 @@ def test_s3_s41_nothing_acked_leaves_the_floor_and_pending_offsets_that_retentio
     lane.judge(settled=True)
 
 
+def test_s88_pending_records_that_are_rescued_outlive_the_retention_of_their_topic(lab: MakeLab) -> None:
+    """Fault 44. What retention deletes is read from the copies, by retries and dead letters."""
+    lane = lab(retry=MINUTE | {"max_retries": 1})
+    rescue = f"{lane.topic}.rescue"
+    lane.broker.create_topic(rescue, config={"retention.ms": "-1"})
+    lane.configure(rescue={"topic": rescue, "before": "3650d"})
+    lane.produce_records(5, fails(range(4), 1) | fails([4], -1))
+    lane.run()
+    [copies] = lane.settled().state.copies
+    assert (copies.start, copies.end, copies.log.topic, copies.first) == (0, 5, rescue, 0)
+    lane.expire(5)
+    lane.produce_records(1)
+    lane.advance_clock(60)
+    lane.run()
+    assert lane.outcomes() == {"failed": 6, "acked": 5, "dead": 1}
+    [letter] = lane.letters()
+    assert dict(letter.headers)["ackline.offset"] == b"4"
+    assert (lane.committed(), len(lane.settled().state.copies)) == (6, 0)
+    lane.judge(settled=True)
+
+
 def test_s42_a_topic_that_is_deleted_and_created_again_stops_the_run_until_a_reset(lab: MakeLab) -> None:
     """Fault 20. The floor and the offsets of the old topic mean nothing in the new one."""
     lane = lab()

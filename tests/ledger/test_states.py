@@ -20,7 +20,7 @@ from ackline.ledger.states import (
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-IDLE = PartitionFacts(floor=10, lag=0, log_start=0, pending=0)
+IDLE = PartitionFacts(first_at_risk=10, lag=0, log_start=0, pending=0)
 BEHIND = replace(IDLE, lag=5)
 
 

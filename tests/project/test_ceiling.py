@@ -11,34 +11,34 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
-    "the root": 1_423,
-    "ledger": 4_363,
-    "pipeline": 4_044,
+    "the root": 1_428,
+    "ledger": 4_572,
+    "pipeline": 4_097,
     "forms": 1_032,
-    "kafka": 3_084,
+    "kafka": 3_274,
     "delta": 2_954,
-    "tables": 2_559,
+    "tables": 2_603,
     "audit": 1_196,
-    "worker": 5_140,
+    "worker": 5_144,
     "trees": 4_562,
-    "spark": 3_112,
-    "lane": 3_078,
+    "spark": 3_126,
+    "lane": 3_232,
     "outputs": 2_806,
-    "in_flight": 512,
-    "dead_letters": 207,
-    "steps": 1_706,
+    "in_flight": 513,
+    "dead_letters": 435,
+    "steps": 1_734,
     "actions": 1_997,
-    "answers": 1_859,
-    "backfill": 1_493,
-    "airflow": 2_521,
-    "ui": 2_514,
+    "answers": 1_879,
+    "backfill": 1_534,
+    "airflow": 2_522,
+    "ui": 2_516,
     "local": 2_262,
-    "cli": 4_403,
-    "verify": 2_951,
+    "cli": 4_436,
+    "verify": 2_991,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 61_778
-TESTS_CEILING = 74_939
+PACKAGE_CEILING = 62_845
+TESTS_CEILING = 75_741
 
 
 def lines(files: "list[Path]") -> int:

@@ -1,9 +1,17 @@
 """What the log may hold (S1, S6, S40, S43, S44): everything that exists is handled once, exactly as it was produced."""
 
 from contextlib import closing
+from dataclasses import replace
 
+import pytest
+
+from ackline.errors import CopyGone
 from ackline.kafka.cluster import Cluster
+from ackline.kafka.copies import copy_of, rescue_topic
+from ackline.kafka.exact import Found, read_exactly
+from ackline.ledger.copies import Copies, CopyLog, CopyRun, Rescued
 from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.turns import TurnId
 from ackline.local.processes import wait_until
 from tests.e2e import wire
 from tests.kafka.kafka_log import COMPACTED, aborted, compact, config, delete_before, offsets, put
@@ -11,6 +19,7 @@ from tests.spark.handlers import by_word
 from tests.spark.lab import Lab, each_runner
 
 pytestmark = each_runner
+TURN = TurnId("orders", "live", 0, 1)
 
 
 def log_end(lab: Lab, tp: TopicPartition) -> int:
@@ -77,3 +86,29 @@ def test_a_failure_is_stored_with_the_line_of_the_handlers_code(lab: Lab) -> Non
     places = {row["offset"]: row["error_place"] for row in lab.rows(job)}
     # What the handler returned is no outcome, which no line of the handler raised.
     assert places == {0: f"tests/spark/handlers.py:{line} in by_word", 1: None, 2: None}
+
+
+@pytest.mark.parametrize("handler", ["ack", "column_words"])
+def test_s88_a_retry_whose_record_is_gone_reads_the_copy_in_the_rescue_topic(lab: Lab, handler: str) -> None:
+    if handler == "column_words" and lab.spark is None:
+        pytest.skip("a column handler runs in Spark")
+    tp, rescue = lab.fill(20), lab.topic()
+    with closing(Cluster(config(lab.broker), "read_committed")) as cluster:
+        ids = {name: info.topic_id for name, info in cluster.topics([tp.topic, rescue]).items()}
+    log, wanted = CopyLog(rescue, ids[rescue], 0), {tp: [3, 4, 9]}
+    found = list(read_exactly(config(lab.broker), "read_committed", wanted))
+    rows = [copy_of(each, ids[tp.topic], log, TURN) for each in found if isinstance(each, Found)]
+    with closing(rescue_topic(config(lab.broker))) as sender:
+        assert sender.send(rows) == []
+    copies = Copies.of([CopyRun(3, 5, log, 0), CopyRun(9, 10, log, 2)])
+    job = lab.job(handler, {tp: (18, 20)}, {tp: {3: 2, 4: 2, 6: 2, 9: 2}})
+    delete_before(lab.broker, tp.topic, 8)
+    job = replace(job, kafka=replace(job.kafka, rescued={tp: Rescued(ids[tp.topic], copies)}))
+    lab.run(job)
+    outcome = "acked" if handler == "ack" else "failed"
+    answers = [(row["offset"], row["outcome"], row["attempt"]) for row in lab.rows(job)]
+    assert answers[:4] == [(3, outcome, 2), (4, outcome, 2), (6, "expired", 0), (9, outcome, 2)]
+    delete_before(lab.broker, rescue, 2)
+    with pytest.raises(CopyGone, match=rf"{tp.topic}\[0\]: the record at offset 3 is gone") as caught:
+        lab.replayed(job)
+    assert (caught.value.topic, caught.value.partition, caught.value.offset) == (tp.topic, 0, 3)

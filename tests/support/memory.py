@@ -10,7 +10,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME
@@ -132,6 +132,8 @@ class MemoryTopic:
 
     topic_id: str
     logs: dict[int, MemoryLog]
+    retention: timedelta | None = None
+    """How long records stay, as a reader of the topic's settings sees it. The test expires them itself."""
 
 
 class HandlerCall(NamedTuple):
@@ -157,6 +159,15 @@ class TableCommit(NamedTuple):
     number: int
     value: Any
     run_id: str
+
+
+class ArrivedCopy(NamedTuple):
+    """A copy that has arrived on the rescue topic, and where."""
+
+    tp: TopicPartition
+    offset: int
+    value: bytes | None
+    run_id: str = ""
 
 
 class GroupCommit(NamedTuple):
@@ -194,12 +205,14 @@ class Faults:
     """
 
     letters: deque[str] = field(default_factory=deque)
+    copies: deque[str] = field(default_factory=deque)
+    """"refused" (the broker takes no copy as it is) or "lost" (an error of the producer)."""
     tables: deque[str] = field(default_factory=deque)
     commits: deque[str] = field(default_factory=deque)
     jobs: deque[str] = field(default_factory=deque)
 
     def clear(self) -> None:
-        for queue in (self.letters, self.tables, self.commits, self.jobs):
+        for queue in (self.letters, self.copies, self.tables, self.commits, self.jobs):
             queue.clear()
 
 
@@ -254,7 +267,7 @@ class World:
         self.denied: set[tuple[str, str, str]] = set()
         """What the login may not do: an operation, `topic` or `group`, and a name."""
         self.tables = MemoryTables()
-        self.history: list[HandlerCall | ArrivedLetter | TableCommit | GroupCommit] = []
+        self.history: list[HandlerCall | ArrivedLetter | ArrivedCopy | TableCommit | GroupCommit] = []
         self.faults = Faults()
         self.timestamp_type = TIMESTAMP_CREATE_TIME
         """Whether producers or the broker stamp the records, as Kafka's client names it."""

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ackline.errors import FatalError, RangeGone, TransientError
 from ackline.handler import Dead, InFlight, Record, Skip, sign_tokens_with
+from ackline.kafka.copies import CopyReader
 from ackline.kafka.dead_letters import DeadLetters, FoundLetter, LetterId
 from ackline.kafka.exact import ExactReader, Gone
 from ackline.kafka.fetching import Headers
+from ackline.kafka.produce import OutputTopics
 from ackline.lane.adapters import Adapters, Progress
 from ackline.ledger.backoff import parse_duration
 from ackline.ledger.fold import OutcomeRow
@@ -38,7 +40,7 @@ from tests.support.memory import (
     next_fault,
     no_hook,
 )
-from tests.support.memory_kafka import MemoryCluster, MemoryGroup, MemoryLetters, MemoryReader
+from tests.support.memory_kafka import MemoryCluster, MemoryCopies, MemoryGroup, MemoryLetters, MemoryReader
 from tests.support.memory_store import MemoryStore
 from tests.support.memory_table import OutcomesFile
 
@@ -71,6 +73,10 @@ class MemoryAdapters(Adapters):
 
     def remove_task_folders(self, turn: TurnId) -> None:
         """Does nothing: tasks in memory leave no folders."""
+
+    def copy_sender(self) -> OutputTopics:
+        assert self.world is not None
+        return MemoryCopies(self.world, self.hook, self.run_id)
 
     def dead_letter_sender(self, topic: str) -> DeadLetters:
         assert self.world is not None
@@ -189,15 +195,18 @@ class MemoryJob:
     def _retries(self) -> Iterator[tuple[TopicPartition, OutcomeRow]]:
         attempts = {tp: _spread(runs) for tp, runs in sorted(self._job.retries.items())}
         wanted = {tp: sorted(numbers) for tp, numbers in attempts.items()}
-        reader = MemoryReader(self._world, self._job.kafka.isolation_level, self._hook)
+        kafka = self._job.kafka
+        reader = CopyReader(lambda: MemoryReader(self._world, kafka.isolation_level, self._hook), kafka.rescued)
         for answer in reader.read(wanted) if wanted else ():
             tp = answer.topic_partition
             if isinstance(answer, Gone):
                 yield tp, OutcomeRow(answer.offset, 0, answer.outcome, self._now())
                 continue
-            log = self._world.log(tp)
-            assert log is not None
-            yield tp, self._in_order(tp, log.written[answer.offset], attempts[tp][answer.offset])
+            message, headers = answer.message, answer.headers
+            record = LogRecord(
+                answer.offset, message.key(), message.value(), tuple(headers or ()), message.timestamp()[1]
+            )
+            yield tp, self._in_order(tp, record, attempts[tp][answer.offset])
 
     def _in_order(self, tp: TopicPartition, record: LogRecord, attempt: int) -> OutcomeRow:
         """Returns the outcome of a record, which is held back if a lower one of its key is not settled."""

@@ -1,7 +1,7 @@
 """The Kafka adapters of a `World`: cluster, consumer group, exact reader and dead-letter sender."""
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from confluent_kafka import OFFSET_INVALID, Message
 from confluent_kafka import TopicPartition as ClientPartition
@@ -12,14 +12,16 @@ from ackline.kafka.dead_letters import DeadLetters, Delivery, Letter
 from ackline.kafka.exact import ExactReader, Found, Gone
 from ackline.kafka.fetching import beyond_end
 from ackline.kafka.group import Group
+from ackline.kafka.produce import OutputTopics, Row
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.offsets import LogBounds, TopicPartition
-from ackline.ledger.outcomes import Outcome, timestamp_of
+from ackline.ledger.outcomes import UNIX_EPOCH, Outcome, timestamp_of
 from ackline.pipeline.warnings import TopicPolicy
 from tests.support.memory import (
     AFTER,
     BEFORE,
     READ,
+    ArrivedCopy,
     ArrivedLetter,
     GroupCommit,
     Hook,
@@ -54,8 +56,9 @@ class MemoryCluster(Cluster):
         return {name: self.world.operations("topic", name) for name in names}
 
     def policies(self, names: Iterable[str]) -> dict[str, TopicPolicy]:
-        """Returns no policy: topics of a world have no settings, because the test expires records itself."""
-        return {}
+        """Returns the retention of the topics for which a test has set one: it expires records itself."""
+        topics = ((name, self.world.topics[name]) for name in names if name in self.world.topics)
+        return {name: TopicPolicy(topic.retention) for name, topic in topics if topic.retention is not None}
 
     def names(self) -> list[str]:
         self._hook("names", READ)
@@ -226,6 +229,33 @@ class MemoryReader(ExactReader):
             headers=list(record.headers), timestamp=(self.world.timestamp_type, record.timestamp),
         )  # fmt: skip
         return Found(message, tp, offset)
+
+
+class MemoryCopies(OutputTopics):
+    """A sender to the rescue topic of a world."""
+
+    def __init__(self, world: World, hook: Hook = no_hook, run_id: str = "") -> None:
+        self.world, self._hook, self._run_id = world, hook, run_id
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def send(self, rows: Sequence[Row]) -> list[int]:
+        refused = []
+        for number, row in enumerate(rows):
+            self._hook("copy", BEFORE)
+            fault = next_fault(self.world.faults.copies)
+            log = self.world.log(tp := TopicPartition(row.topic, row.place["partition"]))
+            if fault == "lost" or log is None:
+                raise TransientError(f"copying records to the rescue topic {row.topic}: no answer")
+            if fault == "refused":
+                refused.append(number)
+                continue
+            time = UNIX_EPOCH + timedelta(milliseconds=row.place.get("timestamp", 0))
+            row.offset = log.append(row.value, time, key=row.key, headers=row.headers)
+            self.world.history.append(ArrivedCopy(tp, row.offset, row.value, self._run_id))
+            self._hook("copy", AFTER)
+        return refused
 
 
 class MemoryLetters(DeadLetters):

@@ -11,6 +11,7 @@ from typing import Any, cast
 from ackline.errors import FatalError, LedgerError
 from ackline.ledger.account import Result, ResultRuns
 from ackline.ledger.commit_rule import stamp_of
+from ackline.ledger.copies import NO_COPIES, Copies
 from ackline.ledger.fold import OutcomeRow
 from ackline.ledger.offsets import Ranges, TopicPartition, union
 from ackline.ledger.outcomes import ErrorClass, Outcome, OutcomeColumns, is_of_class
@@ -106,6 +107,16 @@ class MemoryStore(LedgerStore):
                     counts.update(settled.counts)
                     gaps += settled.gaps or 0
         return counts, gaps
+
+    def copies_of(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, Copies]:
+        found: dict[TopicPartition, Copies] = {}
+        of_lane = {turn: each for turn, each in self.world.tables.settlements.items() if turn.lane == self.lane}
+        for _, settlement in sorted(of_lane.items(), reverse=True):
+            for tp, row in settlement.partitions.items():
+                if topic_ids.get(tp.topic) == row.topic_id and len(row.state.copies):
+                    newer = found.get(tp, NO_COPIES)
+                    found[tp] = newer.plus(row.state.copies.minus(newer.ranges))
+        return found
 
     def terminal_offsets(
         self, epoch: int, topic_ids: Mapping[str, str], wanted: OutcomeFilter | None

@@ -12,6 +12,7 @@ from deltalake.transaction import AddAction
 from ackline.errors import LedgerError
 from ackline.ledger.account import Result
 from ackline.ledger.commit_rule import Committed
+from ackline.ledger.copies import Copies, CopyLog, CopyRun
 from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
 from ackline.ledger.metrics import FetchTimes, TurnReport
 from ackline.ledger.offsets import LogBounds, OffsetRange, Ranges, TopicPartition, ValuedRange, ranges_of
@@ -294,7 +295,9 @@ class StoreContract(CommitContract):
         )
         # Touching ranges of equal value stay two: each value is of its whole range.
         gaps = (ValuedRange(1, 4, 2), ValuedRange(4, 9, 2), ValuedRange(2**40, 2**62, 2**50))
-        state, counts = PartitionState(2**62, pending, gaps), {"acked": 7, "failed": 2}
+        logs = CopyLog("rescue", "Zq2", 3), CopyLog("rescue", "Zq3", 0)
+        copies = Copies.of([CopyRun(0, 2, logs[1], 2**40), CopyRun(5, 6, logs[0], 0)])
+        state, counts = PartitionState(2**62, pending, gaps, copies=copies), {"acked": 7, "failed": 2}
         partitions = {
             TP: SettledPartition("Zq1", 0, state, counts, 3, 40, Committed(4, "{}"), "outcomes 1", leader_epoch=7),
             TP1: SettledPartition("Zq1", 9, PartitionState(9), paused=True, leader_epoch=0),
@@ -418,6 +421,21 @@ class StoreContract(CommitContract):
         assert (current, shown(older)[TP1]) == ({}, [OffsetRange(7, 8)])
         assert store.terminal_results(0, IDS) == {}
         assert [(done.kind, done.settings) for done in store.turns_of_epoch(0)] == [("run", plan(2).settings)]
+
+    def test_s88_the_newest_copy_of_each_record_of_a_topic_is_found(self, tables: Tables) -> None:
+        store, log = tables.store(), CopyLog("rescue", "Zq2", 0)
+        pending = (ValuedRange(0, 9, Pending(PendingKind.RETRY, 1, NOON, None)),)
+        of_turns = [
+            ("id", [CopyRun(0, 4, log, 10)]), ("id", [CopyRun(2, 6, log, 90)]), ("other", [CopyRun(7, 8, log, 1)]),
+            ("id", []),
+        ]  # fmt: skip
+        assert store.copies_of({TP.topic: "id"}) == {}
+        for n, (topic_id, runs) in enumerate(of_turns, 1):
+            state = PartitionState(9, pending, copies=Copies.of(runs))
+            rows = {TP: SettledPartition(topic_id, 0, state), TP1: SettledPartition("id", 0, PartitionState(0))}
+            assert store.store_settlement(replace(settlement(n), partitions=rows), plan(n))
+        expected = Copies.of([CopyRun(0, 2, log, 10), CopyRun(2, 6, log, 90)])
+        assert store.copies_of({TP.topic: "id"}) == {TP: expected}
 
     def test_the_sums_of_a_lane_are_those_up_to_a_turn(self, tables: Tables) -> None:
         store = tables.store()

@@ -250,3 +250,26 @@ def test_each_violation_of_a_backfill_by_range_is_named(change: Change, sentence
 ])  # fmt: skip
 def test_each_violation_of_a_backfill_by_outcome_is_named(change: Change, sentences: tuple[str, ...]) -> None:
     assert_found(change, sentences, by_outcome())
+
+
+def rescued(*ranges: tuple[int, int]) -> list[Row]:
+    return [{**bounds(*ends), "topic": "rescue", "topic_id": "id", "partition": 0, "offset": 9} for ends in ranges]
+
+
+@pytest.mark.parametrize("word", ["expired", "compacted"])
+def test_s88_a_record_that_is_settled_as_gone_although_it_has_a_copy_is_named(word: str) -> None:
+    history = History()
+    history.settlements[1]["rescued"] = rescued((3, 4), (5, 6))
+    assert history.violations() == []
+    history.find(2, 5, 2).update(attempt=0, outcome=word)
+    sentence = "S88 orders[0] offset 5: was settled as gone in turn 2, but had a copy in the rescue topic"
+    assert sentence in history.violations()
+    history.settlements[1]["rescued"] = rescued((3, 4))
+    assert not any(line.startswith("S88") for line in history.violations())
+
+
+def test_s88_a_settled_record_that_keeps_a_copy_is_named() -> None:
+    history = History()
+    history.settlements[2]["rescued"] = rescued((5, 6))
+    sentence = "S88 orders[0] offset 5: has a copy in the rescue topic after turn 2, but is not pending"
+    assert sentence in history.violations()

@@ -428,9 +428,9 @@ def test_a_long_range_is_read_in_sections_so_that_few_of_its_offsets_are_in_memo
                 for offset in offsets:
                     message = SimpleNamespace(
                         offset=lambda offset=offset: offset, timestamp=lambda: (1, 5), key=lambda: b"k",
-                        value=lambda: b"v", headers=lambda: None,
+                        value=lambda: b"v",
                     )  # fmt: skip
-                    yield SimpleNamespace(topic_partition=tp, offset=offset, message=message, outcome=None)
+                    yield SimpleNamespace(topic_partition=tp, offset=offset, message=message, headers=[])
 
     retries = {TP: (ValuedRange(7, 9, 2), ValuedRange(100, 2600, FRESH)), OTHER: (ValuedRange(0, 10, FRESH),)}
     found = list(batches_of_reader(Reader(), retries))  # type: ignore[arg-type]

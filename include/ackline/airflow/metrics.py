@@ -57,6 +57,7 @@ _POSITIONS = {
     "retention_at": "seconds since 1970",
     "due": "offsets",
     **{f"pending.{kind.value}": "offsets" for kind in PendingKind},
+    "rescued": "offsets",
     "oldest_pending_seconds": "seconds",
     **{f"total.{word}": "offsets" for word in TOTALS},
     "fetches": "fetches",

@@ -51,13 +51,15 @@ class PendingObject(JsonObject):
 
 
 class HeldByObject(JsonObject):
-    """The pending offset that holds a floor."""
+    """The pending offset that holds a floor. `rescued_to` is where its copy in the rescue topic is."""
 
+    left_out = frozenset({"rescued_to"})
     offset: int
     kind: str
     attempts: int
     due: Time | None
     error_class: str | None
+    rescued_to: str | None = None
 
 
 class RetentionObject(JsonObject):
@@ -167,6 +169,7 @@ def explanations_of(
             tp, status.floor, status.held_by, log_start, log_end, status.retention_eta, now, status.why,
             _next_run(adapters, standing, status.why), status.epoch,
             OpenTransaction(held.since, held.records) if (held := status.open_transaction) is not None else None,
+            status.first_at_risk,
         )  # fmt: skip
         explanations.append(explain_partition(evidence))
     return explanations

@@ -82,10 +82,11 @@ def _problem(status: PartitionStatus) -> str | None:
     tp, text = f"{status.topic}[{status.partition}]", status.why
     if text is None and status.state is State.LOSING:
         text = "retention is about to take records that are not settled"
-        if status.log_start is not None and status.log_start > status.floor:
-            text = f"retention has taken records that were not settled, from offset {status.floor} on"
+        first = status.first_at_risk
+        if status.log_start is not None and status.log_start > first:
+            text = f"retention has taken records that were not settled, from offset {first} on"
         elif status.retention_eta is not None:
-            text = f"retention may take offset {status.floor} from {status.retention_eta:%Y-%m-%d %H:%M:%S} UTC on"
+            text = f"retention may take offset {first} from {status.retention_eta:%Y-%m-%d %H:%M:%S} UTC on"
     elif text is None and status.state is State.STUCK:
         text = f"the floor {status.floor} has not moved since {status.floor_since:%Y-%m-%d %H:%M:%S} UTC"
     elif text is None and status.state is State.FAILING:

@@ -17,7 +17,7 @@ from ackline.lane.adapters import Adapters
 from ackline.lane.commit import claimed_floors
 from ackline.lane.log_checks import KafkaView, observe_kafka
 from ackline.lane.plans import lane_ranges
-from ackline.lane.turn_metrics import expiries_of, first_times
+from ackline.lane.turn_metrics import expiries_without_copies, first_times
 from ackline.lane.ways_out import StandsStill
 from ackline.ledger.explain import HeldBy, OpenTransaction, held_by
 from ackline.ledger.fold import PendingKind
@@ -71,7 +71,8 @@ class PartitionStatus(_WithTotals):
     partition. `why` is the reason for which runs leave the partition alone (paused, no longer subscribed, no leader) or
     stop at it (missing, created again, truncated); None if there is none. `state` is how the partition is
     (`ackline.ledger.states`); `failing_share` is the share of the last new records that failed, None if no turn has met
-    any. `retention_eta` is when retention may take the first record that is not settled.
+    any. `retention_eta` is when retention may take the first record that is not settled and has no copy in the rescue
+    topic; `rescued` counts the pending records that have one.
     """
 
     lane: str
@@ -100,11 +101,14 @@ class PartitionStatus(_WithTotals):
     retention_eta: Time | None
     high_watermark: int | None
     open_transaction: OpenTransactionObject | None
+    rescued: int
     why: str | None = None
     floor_since: datetime | None = Field(default=None, exclude=True)
     """Since when the floor has not moved, though records wait above it."""
     unsettled_since: datetime | None = Field(default=None, exclude=True)
     """The time of the record at the floor, or of the first one above it that retention has left."""
+    first_at_risk: int = Field(exclude=True)
+    """The lowest offset that is not settled and has no copy in the rescue topic."""
     held_by: HeldBy | None = Field(default=None, exclude=True)
     """The pending offset that holds the floor; None if nothing is pending, and under the claim of an open turn."""
 
@@ -132,6 +136,7 @@ class TopicStatus(_WithTotals):
     fetch_seconds_max: float | None
     high_watermark: int | None
     open_transaction: OpenTransactionObject | None
+    rescued: int
 
 
 def status(adapters: Adapters) -> list[PartitionStatus]:
@@ -161,7 +166,8 @@ def status_and_missing(adapters: Adapters, reads_broker: bool = True) -> tuple[l
         if (log := view.bounds.get(tp)) is not None and view.topic_ids.get(tp.topic) == row.topic_id
     }
     times = first_times(adapters, logs, floors)
-    expiries = expiries_of(adapters, times.unsettled)
+    states = {tp: row.state for tp, row in lane.items()}
+    expiries = expiries_without_copies(adapters, states, logs, times.unsettled)
     now, partitions = adapters.now(), []
     overdue = None if newest is None else overdue_at(adapters.pipeline.schedule, newest.settled_at)
     for tp, settled in sorted(lane.items()):
@@ -176,7 +182,8 @@ def status_and_missing(adapters: Adapters, reads_broker: bool = True) -> tuple[l
         if same_log is not None and same_log.open_transaction:
             held = OpenTransaction(times.open_since.get(tp), same_log.open_transaction)
         facts = PartitionFacts(
-            floors[tp], lag if chosen is None else settled.state.unsettled_in(chosen[tp]), log.start if log else None,
+            max(floors[tp], settled.state.first_without_copy),
+            lag if chosen is None else settled.state.unsettled_in(chosen[tp]), log.start if log else None,
             sum(pending.values()),
             undelivered=pending[PendingKind.DEAD_LETTER],
             paused=why in (PAUSED, PARKED, LET_GO), stands_still=why in _STOPPED,
@@ -218,6 +225,8 @@ def status_and_missing(adapters: Adapters, reads_broker: bool = True) -> tuple[l
                 else None,
                 high_watermark=log.high_watermark if log else None,
                 open_transaction=held,
+                rescued=settled.state.copies.offsets,
+                first_at_risk=facts.first_at_risk,
                 why=why,
                 unsettled_since=first_at,
                 held_by=held_by(settled.state) if floors[tp] == settled.state.floor else None,
@@ -305,7 +314,7 @@ def _topic_status(topic: str, partitions: list[PartitionStatus]) -> TopicStatus:
         values = [value for each in partitions if (value := getattr(each, name)) is not None]
         return combine(values) if values else None
 
-    sums = ("log_start", "log_end", "high_watermark", "committed", "floor", "read", "due", "lag", "fetches")
+    sums = ("log_start", "log_end", "high_watermark", "committed", "floor", "read", "due", "lag", "fetches", "rescued")
     highest = ("lag_seconds", "fetch_seconds_max")
     return TopicStatus(
         topic=topic,

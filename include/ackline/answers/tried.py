@@ -23,6 +23,7 @@ from ackline.errors import ConfigError
 from ackline.handler import Dead, Record, Skip, Tier, tier_of
 from ackline.lane.adapters import Adapters
 from ackline.ledger.answers import TokenSigner
+from ackline.ledger.copies import Rescued
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, arrays_of
 from ackline.ledger.order import Order
 from ackline.ledger.outcomes import is_of_class
@@ -137,9 +138,15 @@ def try_offsets(adapters: Adapters, wanted: Wanted) -> Iterator[Tried]:
             tp: tuple(ValuedRange(offset, offset + 1, number) for offset, number in sorted(offsets.items()))
             for tp, offsets in wanted.items()
         }
-        with adapters.reader() as reader:
+        with adapters.copy_reader(_rescued(adapters)) as reader:
             for batch in batches_of_reader(reader, attempts):
                 yield from (try_batch(settings, single, folder) for single in _singles(batch))
+
+
+def _rescued(adapters: Adapters) -> dict[TopicPartition, Rescued]:
+    """Returns the copies of the lane's pending records."""
+    newest = adapters.store.newest()
+    return {tp: row.rescued for tp, row in newest.partitions.items()} if newest is not None else {}
 
 
 def _in_this_process(settings: ReplaySettings, name: str) -> ReplaySettings:

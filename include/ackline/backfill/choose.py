@@ -4,7 +4,7 @@ The rules at the top are pure: they take the logs as they are. `choose_offsets` 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, partial
 
@@ -13,9 +13,11 @@ import numpy as np
 from ackline.errors import ConfigError, did_you_mean
 from ackline.forms.arguments import LAST, BackfillArguments, RangeArgument, parse_range
 from ackline.lane.adapters import Adapters
+from ackline.lane.log_checks import lost_copies
 from ackline.lane.rights import check_rights_to_read
 from ackline.lane.times import OfTimes, notes_of, of_times
 from ackline.ledger.account import Chosen, chosen_of
+from ackline.ledger.copies import NO_COPIES, Copies
 from ackline.ledger.offsets import (
     NO_RANGES,
     LogBounds,
@@ -32,7 +34,7 @@ from ackline.ledger.offsets import (
     union,
 )
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.turns import TurnId, is_backfill
+from ackline.ledger.turns import LIVE, TurnId, is_backfill
 from ackline.outputs.newest_rows import rows_to_replace
 from ackline.tables.chosen import OutcomeFilter, RangesByPartition
 
@@ -151,6 +153,8 @@ class Choice:
     their handler skips them. It reads the files with such rows at its first call."""
     of_epochs: Mapping[int, int]
     """How many of the offsets are chosen by an outcome of which epoch, the newest first; empty without outcomes."""
+    copies: Mapping[TopicPartition, Copies] = field(default_factory=dict)
+    """Where copies of chosen records are that the live lane has rescued: what is gone is read from there."""
     notes: tuple[str, ...] = ()
     """Sentences about a choice by time in logs that are out of order, or too long to be looked at whole."""
 
@@ -188,7 +192,10 @@ def choose_offsets(adapters: Adapters, arguments: BackfillArguments) -> Choice:
         scattered = looked_up and any(len(of_tp) > MOST_RANGES for of_tp in asked.values())
         partitions = {tp: Chosen((), of_tp) if scattered else Chosen(of_tp) for tp, of_tp in asked.items()}
     chosen = {tp: of for tp, of in sorted(partitions.items()) if of.every}
-    gone = list(gone_of(matching, older, logs))
+    copies = copies_of_chosen(adapters, chosen, topic_ids, logs)
+    # Copies are read one by one, so such a partition is: Spark's source reads one topic.
+    chosen |= {tp: Chosen((), chosen[tp].every) for tp in copies}
+    gone = list(gone_of(matching, older, logs, copies))
     open_ends = {tp: end for tp, end in open_ends.items() if tp in chosen}
     if arguments.with_related:
         chosen = _with_related(adapters, chosen, logs)
@@ -196,7 +203,8 @@ def choose_offsets(adapters: Adapters, arguments: BackfillArguments) -> Choice:
     replaced = replaced_of(adapters, chosen)
     of_epochs = {epoch: _count_in(chosen, ranges) for epoch, ranges in by_epoch.items()}
     of_epochs = {epoch: number for epoch, number in of_epochs.items() if number}
-    return Choice(chosen, topic_ids, logs, gone, open_ends, acked_before, replaced, of_epochs, notes_of(looked_up))
+    notes = notes_of(looked_up)
+    return Choice(chosen, topic_ids, logs, gone, open_ends, acked_before, replaced, of_epochs, copies, notes)
 
 
 def replaced_of(adapters: Adapters, chosen: Mapping[TopicPartition, Chosen]) -> Callable[[], Mapping[str, int]]:
@@ -241,6 +249,25 @@ def _with_related(
 
 def _count(every: Iterable[Ranges]) -> int:
     return sum(int((ends - starts).sum()) for starts, ends in every)
+
+
+def copies_of_chosen(
+    adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str], logs: Logs
+) -> dict[TopicPartition, Copies]:
+    """Returns where copies of chosen records are whose originals retention has taken, and of chosen single records.
+
+    A copy that is gone, too, is left out: its record was settled, and its place is no promise any more.
+    """
+    wanted = {
+        tp: arrays_of(of.offsets or clipped(of.ranges, 0, logs[tp].start))
+        for tp, of in chosen.items()
+        if clipped(of.every, 0, logs[tp].start) or (of.offsets and adapters.pipeline.rescue is not None)
+    }
+    stored = adapters.store.other_lane(LIVE).copies_of(topic_ids) if wanted else {}
+    copies = {tp: stored[tp].within(ranges) for tp, ranges in wanted.items() if tp in stored}
+    for tp, lost in lost_copies(adapters, copies).items():
+        copies[tp] = copies[tp].minus(lost.offsets)
+    return {tp: of for tp, of in copies.items() if len(of)}
 
 
 def _count_in(chosen: Mapping[TopicPartition, Chosen], ranges: RangesByPartition) -> int:
@@ -304,11 +331,16 @@ def _by_outcome(
 
 
 def gone_of(
-    matching: Mapping[TopicPartition, Sequence[OffsetRange]], older: RangesByPartition, logs: Logs
+    matching: Mapping[TopicPartition, Sequence[OffsetRange]],
+    older: RangesByPartition,
+    logs: Logs,
+    copies: Mapping[TopicPartition, Copies],
 ) -> Iterable[GoneRange]:
     """Yields what matches and can't be read any more; `older` are offsets of older topics of the same names."""
     for tp, ranges in sorted(matching.items()):
-        yield from (GoneRange(tp, part, BY_RETENTION) for part in clipped(ranges, 0, logs[tp].start))
+        below = arrays_of(clipped(ranges, 0, logs[tp].start))
+        left = ranges_of(subtract(below, copies.get(tp, NO_COPIES).ranges)[:2])
+        yield from (GoneRange(tp, part, BY_RETENTION) for part in left)
         yield from (GoneRange(tp, part, BEYOND_END) for part in clipped(ranges, logs[tp].end, LAST))
     for tp, arrays in sorted(older.items()):
         yield from (GoneRange(tp, part, IN_OLDER_TOPIC) for part in ranges_of(arrays))

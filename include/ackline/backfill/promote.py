@@ -9,7 +9,7 @@ operator has skipped a part of it, and if a topic is not the one that it has rea
 from dataclasses import replace
 from typing import Any
 
-from ackline.backfill.choose import Choice, acked_before_of, gone_of, replaced_of
+from ackline.backfill.choose import Choice, acked_before_of, copies_of_chosen, gone_of, replaced_of
 from ackline.backfill.form import BackfillRequest
 from ackline.backfill.run import Backfill, find_backfill, genesis_of, readable_logs
 from ackline.errors import ConfigError, TopicChanged, TransientError
@@ -77,7 +77,8 @@ def promoted_choice(adapters: Adapters, arguments: BackfillArguments, of_shadow:
         raise TransientError(f"{', '.join(away)} has no leader; the same step may succeed later")
     notes = _check_same_doing(opened, shadow)
     topic_ids = {tp.topic: row.known_topic_id for tp, row in genesis.partitions.items()}
-    gone = list(gone_of({tp: of.every for tp, of in partitions.items()}, {}, logs))
+    copies = copies_of_chosen(adapters, partitions, topic_ids, logs)
+    gone = list(gone_of({tp: of.every for tp, of in partitions.items()}, {}, logs, copies))
     said = f"It promotes {store.lane}: the same offsets with the same handler, and their rows count."
     return Choice(
         partitions,
@@ -88,6 +89,7 @@ def promoted_choice(adapters: Adapters, arguments: BackfillArguments, of_shadow:
         acked_before_of(adapters, partitions, topic_ids),
         replaced_of(adapters, partitions),
         {},
+        copies,
         (said, *notes),
     )
 

@@ -21,13 +21,19 @@ from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.forms.arguments import BackfillArguments
 from ackline.in_flight.ack_topic import unread_answers
 from ackline.lane.adapters import Adapters, Progress
-from ackline.lane.log_checks import check_not_truncated, check_topic_not_recreated, other_log_error
+from ackline.lane.log_checks import (
+    check_not_truncated,
+    check_topic_not_recreated,
+    other_log_error,
+    stop_if_copies_lost,
+)
 from ackline.lane.plans import LaneRanges, check_settings_unchanged, chosen_in, lane_ranges, new_plan
 from ackline.lane.rights import check_rights_to_read
 from ackline.lane.ways_out import StandsStill, Way
 from ackline.ledger import planning
 from ackline.ledger.account import Account, Chosen, account_of, chosen_of
 from ackline.ledger.backoff import FOREVER
+from ackline.ledger.copies import NO_COPIES, Copies
 from ackline.ledger.fold import PartitionState, Pending, PendingKind
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRange, clipped, count
 from ackline.ledger.outcomes import Outcome
@@ -36,7 +42,7 @@ from ackline.ledger.planning import PartitionView
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement, TurnId, TurnKind, is_backfill
 from ackline.outputs.publish import publish_settled
 from ackline.outputs.staged import remove_staged
-from ackline.steps.plan import Planned, check_dead_letter_topic, preview, take_turn
+from ackline.steps.plan import Planned, check_own_topics, preview, take_turn
 from ackline.steps.run import OnPlan, RunResult, settle_and_commit, take_turns
 from ackline.steps.run_plan import limits_of, new_run_plan
 from ackline.steps.settle import settle_turn
@@ -96,7 +102,7 @@ def _check_next_plan(adapters: Adapters) -> None:
         _next_plan(adapters, newest, None, True, "")
     elif newest is not None:  # its settings are those of its plan, and its log is checked as it is read
         chosen = lane_ranges(adapters, newest.turn.epoch)
-        check_dead_letter_topic(adapters)
+        check_own_topics(adapters)
         readable_logs(adapters, _unfinished(newest, chosen), chosen)
 
 
@@ -109,7 +115,7 @@ def _next_plan(
     if not unfinished:
         return None
     check_rights_to_read(adapters, {tp.topic for tp in unfinished})
-    check_dead_letter_topic(adapters)
+    check_own_topics(adapters)
     check_settings_unchanged(adapters, newest)
     logs = readable_logs(adapters, unfinished, chosen)
     views = {
@@ -123,6 +129,7 @@ def _next_plan(
         )
         for tp, settled in unfinished.items()
     }
+    stop_if_copies_lost(adapters, views)
     planned = planning.plan_partitions(views, limits_of(adapters, max_records), adapters.now(), newest.turn.n + 1)
     for tp, row in planned.items():
         if row.why == planning.NO_LEADER:
@@ -232,18 +239,18 @@ def check_epoch_before_is_settled(store: LedgerStore, epoch: int) -> None:
         )
 
 
-def _first_state(chosen: Chosen, now: datetime | None) -> PartitionState:
+def _first_state(chosen: Chosen, now: datetime | None, copies: Copies = NO_COPIES) -> PartitionState:
     """Returns the state in which a partition begins. Its chosen offsets are due since then, and without an attempt:
-    replay reads them exactly, as attempt 1."""
+    replay reads them exactly, as attempt 1, and those that are gone from their `copies`."""
     if not chosen.offsets:
         return PartitionState(chosen.ranges[0].start)
     unread = Pending(PendingKind.RETRY, 0, now, None)
     pending = PendingRuns.of([ValuedRange(run.start, run.end, unread) for run in chosen.offsets])
-    return PartitionState(chosen.offsets[-1].end, pending)
+    return PartitionState(chosen.offsets[-1].end, pending, copies=copies)
 
 
 def _genesis_row(adapters: Adapters, choice: Choice, tp: TopicPartition, chosen: Chosen) -> SettledPartition:
-    state = _first_state(chosen, adapters.now())
+    state = _first_state(chosen, adapters.now(), choice.copies.get(tp, NO_COPIES))
     return SettledPartition(
         choice.topic_ids[tp.topic],
         state.floor,

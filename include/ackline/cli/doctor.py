@@ -44,6 +44,7 @@ from ackline.kafka.config import brokers
 from ackline.kafka.registry import check_registry
 from ackline.lane.adapters import Adapters, topic_warnings
 from ackline.lane.rights import missing_rights, rights_text, topics_of_run
+from ackline.ledger.backoff import duration_text
 from ackline.ledger.states import LONGEST_TRANSACTION, SOON
 from ackline.ledger.turns import Settlement
 from ackline.local.connection import uses_dev_broker
@@ -56,9 +57,10 @@ from ackline.pipeline.functions import load_functions, load_step
 from ackline.pipeline.pipeline import Pipeline
 from ackline.pipeline.streams import Stream, Translation
 from ackline.pipeline.topology import Step, Topology
+from ackline.pipeline.warnings import TopicPolicy
 from ackline.scrub import scrub_address, texts_of_handler
 from ackline.spark.master import chosen_master, connect_server
-from ackline.steps.plan import check_dead_letter_topic
+from ackline.steps.plan import check_own_topics
 from ackline.tables.audit_table import AuditTable
 from ackline.tables.layout import all_lanes
 from ackline.tables.schemas import TABLES
@@ -406,19 +408,21 @@ def _broker(adapters: Adapters, away: Unreachable | None) -> Iterator[Check]:
             yield Check("rights", False, rights_text(adapters, missing))
             return
         yield Check("rights", True, "the login has all that a run needs")
-        of_ours = list(filter(None, [pipeline.dead_letter_topic, pipeline.ack_topic]))
+        of_ours = list(filter(None, [pipeline.dead_letter_topic, pipeline.ack_topic, pipeline.rescue_topic]))
         wanted = [*(pipeline.kafka.named_topics or ()), *of_ours]
         topics = adapters.cluster.topics(wanted)
         for topic in wanted:
             yield _topic(adapters, topic, topics.get(topic), topic in of_ours)
         if pipeline.ack_topic in topics:
             yield _check("ack topic", partial(_ack_topic, adapters, str(pipeline.ack_topic)))
+        if pipeline.rescue_topic in topics:
+            yield from _rescue_topic(adapters, str(pipeline.rescue_topic))
         if pipeline.outputs:
             yield _check("outputs", partial(check_outputs, adapters))
             for lane, why in older_copies_of_backfills(adapters.store).items():
                 yield Check(f"outputs of {lane}", False, why)
             yield from _shadows(adapters)
-        yield from _warnings(adapters, wanted)
+        yield from _warnings(adapters, [topic for topic in wanted if topic != pipeline.rescue_topic])
         yield from _logs(adapters)
         adapters.group.check_no_members()
         yield Check(f"group {pipeline.kafka.group_id}", True, "no live members")
@@ -465,8 +469,8 @@ def _topic(adapters: Adapters, topic: str, found: TopicInfo | None, of_ours: boo
         detail += f"; partition {', '.join(map(str, gone))} of the file is missing" if gone else ""
         return Check(f"topic {topic}", waits or not gone, detail)
     remedy = "correct its name or the connection, or create it"
-    if topic == pipeline.dead_letter_topic:
-        return _check(f"topic {topic}", partial(_dead_letter_topic, adapters, topic))
+    if topic in (pipeline.dead_letter_topic, pipeline.rescue_topic):
+        return _check(f"topic {topic}", partial(_own_topic, adapters, topic))
     if waits:
         remedy = "it is read once it exists (`missing_topics: wait`)"
     elif not of_ours:
@@ -474,14 +478,43 @@ def _topic(adapters: Adapters, topic: str, found: TopicInfo | None, of_ours: boo
     return Check(f"topic {topic}", waits, f"missing; {remedy}{did_you_mean(topic, adapters.cluster.names())}")
 
 
-def _dead_letter_topic(adapters: Adapters, topic: str) -> str:
-    check_dead_letter_topic(adapters)
+def _own_topic(adapters: Adapters, topic: str) -> str:
+    check_own_topics(adapters)
     return f"{topic} exists"
 
 
 def _ack_topic(adapters: Adapters, topic: str) -> str:
     checked_topic(adapters, topic)
     return f"{topic} is not compacted; {len(adapters.token_keys or ())} keys verify tokens, the first one signs"
+
+
+def _rescue_topic(adapters: Adapters, topic: str) -> Iterator[Check]:
+    """Yields whether the rescue topic keeps copies for longer than the topics that are read keep their records.
+
+    A copy has the timestamp of its record, so with the same retention it would go when the record goes.
+    """
+    read = topics_of_run(adapters, _newest(adapters))
+    try:
+        policies = adapters.cluster.policies([topic, *read])
+    except AcklineError as error:
+        yield Check("rescue topic", True, f"{_WARNING}how long {topic} keeps copies could not be read: {error}")
+        return
+    own = policies.get(topic, TopicPolicy(None))
+    longest = max((policy.retention for name in read if (policy := policies.get(name)) and policy.retention),
+                  default=None)  # fmt: skip
+    if own.compacted:
+        text = f"{topic} is compacted (cleanup.policy): it keeps one copy of each key; set cleanup.policy to `delete`"
+        yield Check("rescue topic", False, text)
+    elif longest is not None and own.retention is not None and own.retention <= longest:
+        text = (
+            f"{topic} deletes a copy {duration_text(own.retention)} after the time of its record, and a topic that is "
+            f"read keeps records for {duration_text(longest)}: the copy would go with them. Raise its retention.ms, "
+            f"or set it to -1"
+        )
+        yield Check("rescue topic", False, text)
+    else:
+        kept = "for good" if own.retention is None else f"for {duration_text(own.retention)}"
+        yield Check("rescue topic", True, f"{topic} keeps copies {kept}")
 
 
 def _warnings(adapters: Adapters, topics: Iterable[str]) -> Iterator[Check]:

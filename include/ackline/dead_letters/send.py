@@ -22,6 +22,7 @@ from ackline.kafka.exact import Found, Gone
 from ackline.lane.adapters import Adapters
 from ackline.lane.log_checks import unchanged_logs
 from ackline.lane.rights import Right, rights_text
+from ackline.ledger.copies import Rescued
 from ackline.ledger.fold import OutcomeRow, PartitionState, Pending, PendingKind
 from ackline.ledger.offsets import Int64s, TopicPartition, union
 from ackline.ledger.outcomes import Outcome
@@ -111,20 +112,22 @@ def send_dead_letters(
         return {tp: DeadRows(runs, {}, adapters.now()) for tp, runs in waiting.items()}
     if not waiting:
         return {}
-    decided = _send(adapters, plan, topic, waiting)
+    decided = _send(adapters, plan, topic, waiting, states)
     # Checked again after reading: a topic that was created again between the first check and the read, or a log that
     # was truncated, has given other records. Their letters are sent, but they settle nothing of the old log.
     still_unchanged = set(unchanged_logs(adapters, plan, waiting, states))
     return {tp: rows for tp, rows in decided.items() if rows and tp in still_unchanged}
 
 
-def _send(adapters: Adapters, plan: Plan, topic: str, waiting: WaitingLetters) -> dict[TopicPartition, DeadRows]:
+def _send(
+    adapters: Adapters, plan: Plan, topic: str, waiting: WaitingLetters, states: Mapping[TopicPartition, PartitionState]
+) -> dict[TopicPartition, DeadRows]:
     """Sends a letter for each waiting record. Returns decisions for acknowledged letters and for gone records."""
     gone: dict[TopicPartition, dict[Outcome, array[int]]] = {tp: {} for tp in waiting}
     confirmed = {tp: (array("q"), array("q"), array("q")) for tp in waiting}
     refused: Counter[str] = Counter()
     with adapters.dead_letter_sender(topic) as sender:
-        for delivery in sender.send(_letters(adapters, plan, waiting, gone)):
+        for delivery in sender.send(_letters(adapters, plan, waiting, states, gone)):
             source = delivery.letter.source
             if delivery.confirmed and isinstance(source, Found):
                 values = (source.offset, delivery.partition, delivery.offset)
@@ -151,11 +154,13 @@ def _letters(
     adapters: Adapters,
     plan: Plan,
     waiting: WaitingLetters,
+    states: Mapping[TopicPartition, PartitionState],
     gone: Mapping[TopicPartition, dict[Outcome, "array[int]"]],
 ) -> Iterator[Letter]:
-    """Yields a letter for each waiting record, read again from its topic; adds the offsets of records that are gone to
-    `gone`."""
-    with adapters.reader() as reader:
+    """Yields a letter for each waiting record, read again from its topic or from its copy; adds the offsets of records
+    that are gone to `gone`."""
+    rescued = {tp: Rescued(plan.partitions[tp].topic_id, states[tp].copies) for tp in waiting}
+    with adapters.copy_reader(rescued) as reader:
         for portion in _portions(waiting):
             attempts = {tp: {offset: of.attempts for offset, of in part.items()} for tp, part in portion.items()}
             failures = adapters.store.last_failures(plan.turn, attempts)

@@ -16,11 +16,11 @@ import numpy as np
 from ackline.errors import AcklineError, ConfigError
 from ackline.in_flight.ack_topic import AnswerRange, expired_warnings, range_to_read, read_answers
 from ackline.kafka.exact import Found, Gone
-from ackline.kafka.fetching import headers_of
 from ackline.lane.adapters import Adapters
 from ackline.lane.log_checks import unchanged_logs
 from ackline.lane.ways_out import advises_void, void_advice
 from ackline.ledger.answers import SKIPPED_IN_TREE, Answer, Applied, Ignored, Keys, Token, parse_answer, parse_token
+from ackline.ledger.copies import Rescued
 from ackline.ledger.fold import PartitionState, PendingKind
 from ackline.ledger.offsets import Int64s, TopicPartition
 from ackline.ledger.outcomes import AnswerKind, ErrorClass, Outcome, OutcomeRow
@@ -92,11 +92,12 @@ def _masked(
         wanted: dict[TopicPartition, list[int]] = {}
         for tp, offset in sorted(reasons):
             wanted.setdefault(tp, []).append(offset)
-        with suppress(AcklineError), adapters.reader() as reader:
+        rescued = {tp: Rescued(plan.partitions[tp].topic_id, states[tp].copies) for tp in wanted}
+        with suppress(AcklineError), adapters.copy_reader(rescued) as reader:
             tps, read = unchanged_logs(adapters, plan, wanted, states), dict[Key, str]()
             with suppress(AcklineError):  # what is read before an error counts
                 for found in reader.read({tp: wanted[tp] for tp in tps}):
-                    if isinstance(found, Found) and (headers := headers_of(found.message)) is not None:
+                    if isinstance(found, Found) and (headers := found.headers) is not None:
                         key, message = (found.topic_partition, found.offset), found.message
                         payload = message.key(), message.value(), *(value for _, value in headers)
                         read[key] = scrub(reasons[key], payload)

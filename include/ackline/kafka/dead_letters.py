@@ -168,7 +168,8 @@ class DeadLetters(Closing):
         window: deque[_Posting] = deque()
         window_bytes = 0
         for letter in letters:
-            headers = headers_of(letter.message)
+            source = letter.source
+            headers = source.headers if isinstance(source, Found) else headers_of(source)
             if headers is None:
                 headers = [(HEADERS_HEADER, b"omitted: a name is not UTF-8")]
             posting = _Posting(letter, time.monotonic(), headers)

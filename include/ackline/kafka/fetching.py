@@ -75,6 +75,13 @@ class Found:
     message: Message
     topic_partition: TopicPartition
     offset: int
+    has_headers: bool = True
+    """False for a copy whose original had headers that the client can't decode."""
+
+    @property
+    def headers(self) -> Headers | None:
+        """What `headers_of` returns of the record. Read it once for each message."""
+        return headers_of(self.message) if self.has_headers else None
 
     @property
     def timestamp(self) -> tuple[int, bool]:

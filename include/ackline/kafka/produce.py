@@ -51,17 +51,18 @@ def produce(
     value: bytes | None,
     headers: Sequence[tuple[str, str | bytes | None]],
     on_delivery: OnDelivery,
+    **place: Any,
 ) -> None:
-    """Gives a message to a producer. A later poll calls `on_delivery` with the result; this calls it itself if the
-    client refuses the message.
+    """Gives a message to a producer. `place` may be its `partition`, and its `timestamp` in milliseconds.
 
+    A later poll calls `on_delivery` with the result; this calls it itself if the client refuses the message.
     While the client's queue is full, this waits for acknowledgements. The wait ends, because the client gives up each
     message after `message.timeout.ms`.
     """
     # No retry library: the queue empties only by polling, and this runs once for each message.
     while True:
         try:
-            producer.produce(topic, value, key, headers=list(headers), on_delivery=on_delivery)
+            producer.produce(topic, value, key, headers=list(headers), on_delivery=on_delivery, **place)
             return
         except BufferError:
             producer.poll(POLL_SECONDS)
@@ -101,12 +102,18 @@ class Row:
     topic: str
     key: bytes | None
     value: bytes | None
-    headers: Sequence[tuple[str, bytes]] = ()
+    headers: Sequence[tuple[str, bytes | None]] = ()
     error: KafkaError | None = field(default=None, compare=False)
+    place: Mapping[str, int] = field(default_factory=dict)
+    """`partition` and `timestamp`, as `produce` takes them, where they are not left to the producer."""
+    offset: int = field(default=-1, compare=False)
+    """Where the broker has put the message; -1 as long as it is not known."""
 
-    def keep_error(self, error: KafkaError | None, _message: object) -> None:
-        """Sets `error` to the result of sending the message. The producer calls it as `on_delivery`."""
+    def keep_result(self, error: KafkaError | None, message: Any) -> None:
+        """Sets `error` and `offset` to the result of sending the message. The producer calls it as `on_delivery`."""
         self.error = error
+        if error is None and message is not None:
+            self.offset = message.offset()
 
 
 class _Sender:
@@ -122,7 +129,7 @@ class _Sender:
     def failed(self, rows: Sequence[Row]) -> list[Row]:
         """Sends rows, and returns those that failed once each has an answer. Raises an AcklineError if one has none."""
         for row in rows:
-            produce(self._producer, row.topic, row.key, row.value, row.headers, row.keep_error)
+            produce(self._producer, row.topic, row.key, row.value, row.headers, row.keep_result, **row.place)
         try:
             unanswered = self._producer.flush(self._seconds + 5)
         except KafkaException as raised:  # a fatal error, as of a login without a right to the topic
@@ -156,8 +163,10 @@ def send_answers(config: Mapping[str, object], topic: str, answers: Sequence[tup
 class OutputTopics(_Sender):
     """A producer of what steps emit to output topics. A record is acked only after all replicas have its messages."""
 
-    def __init__(self, config: Mapping[str, object]) -> None:
-        super().__init__(config, "writing to the output topic", _OUTPUT_SECONDS, **MANY_OF_ANY_SIZE)
+    def __init__(
+        self, config: Mapping[str, object], doing: str = "writing to the output topic", **settings: object
+    ) -> None:
+        super().__init__(config, doing, _OUTPUT_SECONDS, **MANY_OF_ANY_SIZE, **settings)
 
     def send(self, rows: Sequence[Row]) -> list[int]:
         """Sends rows and waits until all replicas have them. Returns the indexes of those that the broker refuses for

@@ -16,16 +16,18 @@ from ackline.errors import ConfigError
 from ackline.forms.form import EVERYTHING, RunRequest
 from ackline.kafka.cluster import Cluster
 from ackline.kafka.config import client_config, java_properties
+from ackline.kafka.copies import CopyReader, rescue_topic
 from ackline.kafka.dead_letters import DeadLetters, FoundLetter, LetterId, find_letter
 from ackline.kafka.exact import ExactReader
 from ackline.kafka.group import Group
-from ackline.kafka.produce import send_answers
+from ackline.kafka.produce import OutputTopics, send_answers
 from ackline.kafka.registry import Registry, registry_config, without_registry_settings
 from ackline.lane.code import running_code
 from ackline.lane.lease import TurnLease, WhenHeld
 from ackline.lane.listeners import ListenerThread, load_listener
 from ackline.lane.ways_out import advises_void
 from ackline.ledger.answers import Keys, token_keys_of, warning_of_keys
+from ackline.ledger.copies import Rescued
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.turns import LIVE, Plan, Settlement, TurnId
 from ackline.pipeline.folder import audit_root
@@ -160,6 +162,14 @@ class Adapters:
     def reader(self) -> ExactReader:
         """Returns a reader of scattered offsets, under the pipeline's isolation level."""
         return ExactReader(self.kafka, self.pipeline.kafka.isolation)
+
+    def copy_reader(self, rescued: Mapping[TopicPartition, Rescued]) -> CopyReader:
+        """Returns a reader of scattered offsets that reads the copies of rescued records that are gone."""
+        return CopyReader(self.reader, rescued)
+
+    def copy_sender(self) -> OutputTopics:
+        """Returns a sender to the rescue topic."""
+        return rescue_topic(self.kafka)
 
     def dead_letter_sender(self, topic: str) -> DeadLetters:
         """Returns a sender of dead letters to `topic`."""

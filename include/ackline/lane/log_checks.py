@@ -20,15 +20,29 @@ If a fresh range is gone when replay is about to read it, `RangeGone` makes the 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ackline.errors import RangeGone, RetentionPassed, TopicChanged, TransientError
+from ackline.errors import CopyGone, RangeGone, RetentionPassed, TopicChanged, TransientError
 from ackline.forms.arguments import id_of
 from ackline.lane.adapters import Adapters
-from ackline.lane.ways_out import Way, reset_advice
+from ackline.lane.ways_out import Way, lost_copies_advice, reset_advice
 from ackline.ledger.commit_rule import Committed
+from ackline.ledger.copies import Copies
 from ackline.ledger.fold import OutcomeRow, PartitionState, PendingKind
-from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, arrays_of, clipped, joined, ranges_of, union
+from ackline.ledger.offsets import (
+    LogBounds,
+    OffsetRange,
+    Ranges,
+    TopicPartition,
+    arrays_of,
+    clipped,
+    joined,
+    ranges_of,
+    subtract,
+    union,
+)
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
+from ackline.ledger.pending import PendingRuns
 from ackline.ledger.planning import PartitionView
 from ackline.ledger.turns import Plan, PlannedPartition, SettledPartition, Settlement
 
@@ -124,6 +138,22 @@ def unchanged_logs(
     known = {tp: (states[tp].complete_to, plan.partitions[tp].log.leader_epoch) for tp in with_leader}
     truncated = truncated_partitions(adapters, known, adapters.cluster.bounds(with_leader))
     return [tp for tp in with_leader if tp not in truncated]
+
+
+def logs_as_read(
+    adapters: Adapters, lane: Mapping[TopicPartition, SettledPartition]
+) -> dict[TopicPartition, LogBounds]:
+    """Returns the bounds of each partition that has a leader and whose log still has what the lane has read of it."""
+    topics = adapters.cluster.topics({tp.topic for tp in lane})
+    same = [
+        tp
+        for tp, row in lane.items()
+        if (topic := topics.get(tp.topic)) and topic.topic_id == row.topic_id and topic.partitions.get(tp.partition)
+    ]
+    logs = adapters.cluster.bounds(same)
+    known = {tp: (lane[tp].state.complete_to, lane[tp].leader_epoch) for tp in same}
+    truncated = truncated_partitions(adapters, known, logs)
+    return {tp: log for tp, log in logs.items() if tp not in truncated}
 
 
 def check_not_truncated(
@@ -267,14 +297,71 @@ def stop_if_expired(adapters: Adapters, views: Mapping[TopicPartition, Partition
 
 def _lost_ranges(adapters: Adapters, view: PartitionView) -> tuple[OffsetRange, ...]:
     assert view.log is not None
-    start, state = view.log.start, view.state
+    below, state = _gone_pending(adapters, view), view.state
+    without_copy = ranges_of(subtract(below.ranges, state.copies.ranges)[:2])
+    return joined([*without_copy, *clipped(None, state.complete_to, view.log.start)])
+
+
+def _gone_pending(adapters: Adapters, view: PartitionView) -> PendingRuns:
+    """Returns the pending records below the log start that a turn reads again."""
     # Without a dead-letter topic, a record that waits for its letter is not read again: it becomes `dead`, not expired.
     # A record in flight is not read before its attempt has failed: until then an answer may settle it.
     letters = () if adapters.pipeline.dead_letter_topic else (PendingKind.DEAD_LETTER,)
     not_read_again = (PendingKind.IN_FLIGHT, *letters)
-    pending = state.pending.where(lambda pending: pending.kind not in not_read_again)
-    below = pending.within(arrays_of(clipped(None, 0, start)))
-    return joined([*below, *clipped(None, state.complete_to, start)])
+    pending = view.state.pending.where(lambda pending: pending.kind not in not_read_again)
+    return pending.within(arrays_of(clipped(None, 0, view.log.start if view.log is not None else 0)))
+
+
+class LostCopies(NamedTuple):
+    """Records of a partition whose copies can't be read any more, and why."""
+
+    offsets: Ranges
+    why: str
+
+
+def lost_copies(adapters: Adapters, lane: Mapping[TopicPartition, Copies]) -> dict[TopicPartition, LostCopies]:
+    """Returns which copies are gone, by partition: their topic was created again, or its log does not hold them.
+
+    Costs no request without copies. A copy that compaction took is found only by whoever reads it.
+    """
+    lane = {tp: copies for tp, copies in lane.items() if len(copies)}
+    logs = {log for copies in lane.values() for log in copies.logs}
+    topics = adapters.cluster.topics({log.topic for log in logs}) if logs else {}
+    known = {log: topics[log.topic] for log in logs if log.topic in topics}
+    same = {log for log, topic in known.items() if topic.topic_id == log.topic_id and log.partition in topic.partitions}
+    bounds = adapters.cluster.bounds([log.tp for log in same if known[log].partitions[log.partition]]) if same else {}
+    lost: dict[TopicPartition, list[LostCopies]] = {}
+    for tp, copies in lane.items():
+        for log, runs in copies.by_log().items():
+            if log not in same:
+                why = "was created again" if log in known else "does not exist any more"
+                lost.setdefault(tp, []).append(LostCopies(runs.ranges, f"the rescue topic {log.topic} {why}"))
+            elif (found := bounds.get(log.tp)) is not None and len((gone := runs.outside(found.start, found.end))[0]):
+                why = f"the log of {log.tp} is [{found.start}, {found.end})"
+                lost.setdefault(tp, []).append(LostCopies(gone, why))
+    return {tp: LostCopies(union(*(each.offsets for each in found)), found[0].why) for tp, found in lost.items()}
+
+
+def stop_if_copies_lost(adapters: Adapters, views: Mapping[TopicPartition, PartitionView]) -> None:
+    """Raises CopyGone if a pending record is gone from its topic, and its copy is gone too.
+
+    Called before a plan is stored, so that an operator may act: no turn is open then. Without it, each turn would meet
+    the record, and it could only become `expired`, which a rescued record never does.
+    """
+    copies = {
+        tp: view.state.copies.within(_gone_pending(adapters, view).ranges)
+        for tp, view in views.items()
+        if view.readable and len(view.state.copies)
+    }
+    for tp, lost in sorted(lost_copies(adapters, copies).items()):
+        offsets = ranges_of(lost.offsets)
+        raise CopyGone(
+            f"{tp}: records are gone from their topic, and so are the copies that were rescued of them: "
+            f"{listed(map(str, offsets))}; {lost.why}. Nothing was planned. "
+            f"{lost_copies_advice(adapters.store, tp, offsets[0].start, offsets[0].end)}",
+            tp=tp,
+            offset=offsets[0].start,
+        )
 
 
 def expired_rows_error(

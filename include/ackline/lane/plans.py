@@ -10,13 +10,21 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, counted
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import commit_metadata_of
 from ackline.lane.log_checks import check_not_truncated, check_topic_not_recreated
 from ackline.lane.ways_out import start_over, void_advice
 from ackline.ledger.commit_rule import Committed, is_of_ledger, still_acknowledged
-from ackline.ledger.offsets import ChosenRanges, LogBounds, OffsetRange, TopicPartition, ValuedRanges
+from ackline.ledger.offsets import (
+    ChosenRanges,
+    LogBounds,
+    OffsetRange,
+    TopicPartition,
+    ValuedRanges,
+    arrays_of,
+    clipped,
+)
 from ackline.ledger.order import Order
 from ackline.ledger.pending import PendingKind, PendingRuns, join_attempts
 from ackline.ledger.turns import (
@@ -181,6 +189,8 @@ def action_plan(
         raise ConfigError(f"{', '.join(unknown)}: not a partition of {adapters.pipeline.name}")
     moves = {tp: target for tp, target in targets.items() if isinstance(target, int)}
     logs = _action_logs(adapters, newest, kind, moves)
+    if kind.opens_epoch:
+        _check_rescued_are_kept(adapters, newest, moves)
     committed = adapters.group.committed(list(targets), stable=kind.moves_floor)
     partitions = {}
     for tp, target in targets.items():
@@ -197,6 +207,25 @@ def action_plan(
         row = action_row(adapters, newest, settled, committed.get(tp), offset, log, acknowledges)
         partitions[tp] = replace(row, topic_id=topic_id, retries=retries)
     return new_plan(adapters, newest, kind, partitions, reason)
+
+
+def _check_rescued_are_kept(adapters: Adapters, newest: Settlement, targets: Mapping[TopicPartition, int]) -> None:
+    """Raises ConfigError if a new epoch would begin below the log start where records have copies alone.
+
+    The epoch begins with nothing pending, so without copies: it would settle these records as `expired` (S88).
+    """
+    rescued = {tp: row.topic_id for tp, row in newest.partitions.items() if len(row.state.copies)}
+    unchanged = adapters.unchanged_partitions(rescued) if rescued else []
+    for tp, log in adapters.cluster.bounds(unchanged).items() if unchanged else ():
+        state = newest.partitions[tp].state
+        start = targets.get(tp, state.floor)
+        alone = state.copies.within(arrays_of(clipped(None, start, log.start))).offsets
+        if alone:
+            raise ConfigError(
+                f"{tp}: a new epoch that begins at offset {start} would lose {counted(alone, 'record')} below the log "
+                f"start {log.start}, whose only copies are in the rescue topic. Wait until they are settled, or put "
+                f"the partition to `earliest`, which records them as skipped"
+            )
 
 
 def _action_logs(

@@ -1,8 +1,9 @@
 """The rights that a pipeline needs on its topics and its group, and which of them the connection's login lacks.
 
 A run checks them before it plans: without this check a missing right is found after the handlers have run. The least
-rights are, on a topic that is read, Read; on the dead-letter topic and on output topics, Write; on the group, Read, by
-which Kafka lets offsets be committed, or Describe in a pipeline that commits none. Read and Write include Describe.
+rights are, on a topic that is read, Read; on the dead-letter topic and on output topics, Write; on the rescue topic,
+both; on the group, Read, by which Kafka lets offsets be committed, or Describe in a pipeline that commits none. Read
+and Write include Describe.
 """
 
 from collections.abc import Collection, Iterable
@@ -28,9 +29,10 @@ class Right(NamedTuple):
 def needed_rights(adapters: Adapters, topics: Iterable[str]) -> list[Right]:
     """Returns the least rights for a run that reads `topics`."""
     pipeline = adapters.pipeline
-    reads = filter(None, [*topics, pipeline.ack_topic])
+    reads = filter(None, [*topics, pipeline.ack_topic, pipeline.rescue_topic])
     outputs = pipeline.outputs or () if pipeline.shadow is None else ()  # a shadow produces nothing
-    writes = filter(None, [pipeline.dead_letter_topic, *(output.topic for output in outputs)])
+    of_outputs = (output.topic for output in outputs)
+    writes = filter(None, [pipeline.dead_letter_topic, *of_outputs, pipeline.rescue_topic])
     return [
         *(Right("READ", "topic", topic) for topic in dict.fromkeys(reads)),
         *(Right("WRITE", "topic", topic) for topic in dict.fromkeys(writes)),

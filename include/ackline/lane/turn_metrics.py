@@ -16,6 +16,7 @@ from ackline.errors import AcklineError
 from ackline.kafka.cluster import READ_UNCOMMITTED
 from ackline.lane.adapters import Adapters
 from ackline.lane.plans import lane_ranges
+from ackline.ledger.fold import PartitionState
 from ackline.ledger.metrics import (
     TurnReport,
     fetch_metrics,
@@ -130,7 +131,8 @@ def with_metrics(
     except AcklineError:
         times = FirstTimes({tp: None for tp, log in logs.items() if partitions[tp].state.floor < log.high_watermark})
     waiting = times.unsettled
-    expiries, chosen = expiries_of(adapters, waiting), lane_ranges(adapters, plan.turn.epoch)
+    states, chosen = {tp: settled.state for tp, settled in partitions.items()}, lane_ranges(adapters, plan.turn.epoch)
+    expiries = expiries_without_copies(adapters, states, logs, waiting)
     now, measured = adapters.now(), {}
     for tp, settled in partitions.items():
         previous, rows, log = before.partitions.get(tp), outcomes.rows.get(tp, ()), logs.get(tp)
@@ -157,6 +159,22 @@ def with_metrics(
             totals=totals_after(previous.totals if previous else None, settled.counts, retries_in(rows)),
         )
     return measured
+
+
+def expiries_without_copies(
+    adapters: Adapters,
+    states: Mapping[TopicPartition, PartitionState],
+    logs: Mapping[TopicPartition, LogBounds],
+    first: Mapping[TopicPartition, datetime | None],
+) -> dict[TopicPartition, datetime]:
+    """Returns what `expiries_of` does of the first record of each partition that has no copy. Retention costs nothing
+    where it takes a record that has one; `first` has the times of the first unsettled records."""
+    rescued = {tp: state.first_without_copy for tp, state in states.items() if len(state.copies)}
+    try:
+        behind = first_times(adapters, {tp: logs[tp] for tp in rescued if tp in logs}, rescued).unsettled
+    except AcklineError:
+        behind = {}
+    return expiries_of(adapters, {tp: time for tp, time in first.items() if tp not in rescued} | dict(behind))
 
 
 def metrics_without_effect(plan: Plan, before: Settlement, tp: TopicPartition, now: datetime) -> dict[str, float]:

@@ -41,6 +41,7 @@ class Way(StrEnum):
     GIVE_UP = "void {name}{lane} --give-up {table} --reason …"
     RESET = "reset {name}{where} --to {to} --reason …"
     SKIP = "skip {name}{where} --to {to} --reason …"
+    SKIP_PENDING = "skip {name}{where} --offsets {to} --reason …"
     LET_GO = "skip {name}{where} --gone --reason …"
     RESUME = "resume {name}"
     ADOPT_LEDGER = "adopt-ledger {name} --reason …"
@@ -201,6 +202,13 @@ def reset_advice(lane: Lane, tp: TopicPartition, to: str | int) -> str:
     command = Way.RESET.of(lane, *tp, to=to)
     what = "a new epoch, in which everything from there on is handled, again or for the first time"
     return f"Go on with `{command}`: {what}"
+
+
+def lost_copies_advice(lane: Lane, tp: TopicPartition, first: int, end: int) -> str:
+    """Returns the sentence that names the way out of a lane whose rescued records are gone, and their copies too."""
+    way = Way.CANCEL.of(lane) if lane.lane != LIVE else Way.SKIP_PENDING.of(lane, *tp, to=f"{first}:{end}")
+    what = "ends the backfill" if lane.lane != LIVE else "records them as skipped"
+    return f"Bring the rescue topic back, or go on with `{way}`, which {what}"
 
 
 def ledger_advice(store: "LedgerStore") -> str:

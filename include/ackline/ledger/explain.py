@@ -42,6 +42,8 @@ class HeldBy:
     """Of a record that is held back: what it waits for; None if that is settled."""
     same_key: bool = True
     """Whether it is known to be of the key of `behind`; else their partition counts as one key."""
+    rescued_to: str | None = None
+    """Where its copy in the rescue topic is, as TOPIC[PARTITION]@OFFSET; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class PartitionEvidence:
     """The run that does what is due: NEXT_RUN, or AFTER_REFUSAL while each run is refused."""
     epoch: int = 0
     open_transaction: OpenTransaction | None = None
+    first_at_risk: int | None = None
+    """The lowest offset that is not settled and has no copy in the rescue topic; None means the floor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,9 @@ def _holder(state: PartitionState, offset: int) -> HeldBy:
     behind = _holder(state, int(state.pending.starts[held[0]])) if held is not None else None
     due = behind.due if behind is not None else pending.due  # it becomes due with that one
     same_key = held is None or held[1]
-    return HeldBy(offset, pending.kind, pending.attempts, due, pending.error_class, behind, same_key)
+    place = state.copies.place_of(offset)
+    copy = None if place is None else str(place)
+    return HeldBy(offset, pending.kind, pending.attempts, due, pending.error_class, behind, same_key, copy)
 
 
 def explain_partition(evidence: PartitionEvidence) -> PartitionExplanation:
@@ -132,8 +138,13 @@ def explain_partition(evidence: PartitionEvidence) -> PartitionExplanation:
     held = ""
     if evidence.open_transaction is not None and evidence.log_end is not None:
         held = evidence.open_transaction.sentence(evidence.log_end, evidence.now)
-    text = " ".join(filter(None, [_floor_sentence(evidence), held, why, _retention_sentence(evidence)]))
+    copy = _copy_sentence(evidence.held_by.rescued_to if evidence.held_by is not None else None)
+    text = " ".join(filter(None, [_floor_sentence(evidence), copy, held, why, _retention_sentence(evidence)]))
     return PartitionExplanation(evidence.tp, evidence.floor, evidence.held_by, retention, text)
+
+
+def _copy_sentence(copy: str | None) -> str:
+    return f"It is rescued to {copy}, and read from there once its topic does not hold it." if copy else ""
 
 
 def _floor_sentence(evidence: PartitionEvidence) -> str:
@@ -183,6 +194,7 @@ def waiting_sentence(holder: HeldBy, now: datetime, next_run: str = NEXT_RUN) ->
 
 def _retention_sentence(evidence: PartitionEvidence) -> str:
     floor, start, end = evidence.floor, evidence.log_start, evidence.log_end
+    floor = floor if evidence.first_at_risk is None else evidence.first_at_risk
     if start is None or end is None or (floor >= end and evidence.open_transaction is None):
         return ""
     if start > floor:
@@ -430,7 +442,8 @@ def _state_of(evidence: OffsetEvidence, now: datetime) -> tuple[str, Pending | N
         made = f" Turn {reading.turn}, which is open, makes it." if reading else ""
         places = [event.error_place for event in evidence.events if event.outcome is Outcome.FAILED]
         failed = f" The last attempt failed at {places[-1]}." if places and places[-1] else ""
-        return OffsetState.PENDING, replace(pending, due=holder.due), clause + failed + made
+        copy = f" {_copy_sentence(holder.rescued_to)}" if holder.rescued_to else ""
+        return OffsetState.PENDING, replace(pending, due=holder.due), clause + failed + made + copy
     if evidence.offset >= state.complete_to:
         return OffsetState.NOT_READ, None, _unread_sentence(evidence, state, now)
     settled, sentence = _settled_state(evidence)

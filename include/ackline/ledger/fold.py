@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ackline.errors import LedgerError
 from ackline.ledger.backoff import Backoff, RetryPolicy
+from ackline.ledger.copies import NO_COPIES, Copies
 from ackline.ledger.fold_few import due_after, fold_few
 from ackline.ledger.offsets import (
     ChosenRanges,
@@ -32,6 +33,7 @@ from ackline.ledger.offsets import (
     arrays_of,
     clipped,
     index_of_range,
+    intersect,
     ranges_of,
     spread,
     subtract,
@@ -70,6 +72,8 @@ class PartitionState:
     """Ranges between the floor and `complete_to`, each with how many of its offsets gave no record to a handler: gaps,
     and ranges that expired or were skipped. Their places inside the range are not known. The planning counts the
     records above the floor with it; it settles nothing."""
+    copies: Copies
+    """Where the copies of pending records are that were rescued from retention; of no other record."""
 
     def __init__(
         self,
@@ -77,11 +81,14 @@ class PartitionState:
         pending: Iterable[ValuedRange[Pending]] = NOTHING_PENDING,
         gaps_above_floor: ValuedRanges[int] = (),
         pending_keys: Int64s | None = None,
+        copies: Copies = NO_COPIES,
     ) -> None:
         runs = PendingRuns.of(pending)
         object.__setattr__(self, "complete_to", complete_to)
         object.__setattr__(self, "pending", runs if pending_keys is None else runs.with_keys(pending_keys))
         object.__setattr__(self, "gaps_above_floor", gaps_above_floor)
+        # Each fold and each action makes its state here, so no step carries the copy of a settled record on.
+        object.__setattr__(self, "copies", copies.within(runs.ranges))
 
     @property
     def uncommitted(self) -> int:
@@ -95,6 +102,12 @@ class PartitionState:
         # Not by an object of the first range: a turn may have thousands of partitions, and each step takes the floor of
         # each several times.
         return int(self.pending.starts[0]) if self.pending else self.complete_to
+
+    @property
+    def first_without_copy(self) -> int:
+        """The lowest offset that is not settled and has no copy: what retention takes first that is lost then."""
+        starts = subtract(self.pending.ranges, self.copies.ranges)[0] if len(self.copies) else self.pending.starts
+        return int(starts.min(initial=self.complete_to))
 
     @property
     def pending_keys(self) -> Int64s | None:
@@ -142,6 +155,7 @@ def fold(
     un-ack one (I2, I4, S7).
     """
     columns = OutcomeColumns.of(rows)
+    _check_no_copy_is_given_up(state.copies, columns)
     pending = fold_few(state.complete_to, state.pending, fresh, retries, columns, policy, seed, chosen)
     if pending is None:
         pending = _pending_after_turn(state, fresh, retries, columns, policy, seed, chosen)
@@ -150,7 +164,18 @@ def fold(
     # floor (S8).
     floor = PartitionState(fresh.end, pending).floor
     without_records = ValuedRange(state.complete_to, fresh.end, fresh.start - state.complete_to + gaps)
-    return PartitionState(fresh.end, pending, _gaps_above(floor, [*state.gaps_above_floor, without_records]))
+    above = _gaps_above(floor, [*state.gaps_above_floor, without_records])
+    return PartitionState(fresh.end, pending, above, copies=state.copies)
+
+
+def _check_no_copy_is_given_up(copies: Copies, rows: OutcomeColumns) -> None:
+    """Prove that no record is settled as gone that has a copy: a process that does not read copies, because it is of an
+    earlier version, has found the original gone (S88)."""
+    if not len(copies):
+        return
+    gone = rows.where(rows.has(Outcome.EXPIRED) | rows.has(Outcome.COMPACTED))
+    for offset in intersect(copies.ranges, union((gone.offsets, gone.ends)))[0][:1].tolist():
+        raise LedgerError(f"offset {offset} is settled as gone, and has a copy in the rescue topic", offset=offset)
 
 
 def _pending_after_turn(

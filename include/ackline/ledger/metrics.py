@@ -293,6 +293,7 @@ def partition_metrics(
         "lag": max(0, log.end - state.floor) if log else None,
         "lag_seconds": lag_seconds,
         **{f"pending_{kind.value}": number for kind, number in state.pending_by_kind().items()},
+        "rescued": state.copies.offsets or None,
         "due": due_retries(state, now),
         "oldest_pending": oldest_pending(state),
         "retries": retries_in(turn_rows),

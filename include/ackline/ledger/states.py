@@ -120,7 +120,8 @@ def _time(stored: Mapping[str, float], name: str) -> datetime | None:
 class PartitionFacts:
     """A partition as a reader has found it. What is not known is None."""
 
-    floor: int
+    first_at_risk: int
+    """The lowest offset that is not settled and has no copy in the rescue topic. The floor, if nothing is rescued."""
     lag: int | None
     """How many offsets lie between the floor and the readable end of the log."""
     log_start: int | None
@@ -143,7 +144,7 @@ class PartitionFacts:
 def state_of(partition: PartitionFacts, now: datetime) -> State:
     """Returns the worst state that holds for a partition at `now`."""
     signals, behind = partition.signals, is_behind(partition.lag, partition.open_transaction) is not False
-    gone = partition.log_start is not None and partition.log_start > partition.floor and behind
+    gone = partition.log_start is not None and partition.log_start > partition.first_at_risk and behind
     if gone or partition.expired or (behind and _by(signals.retention_at, now + SOON)):
         return State.LOSING
     still = behind and not partition.paused and _by(signals.floor_since, now - STUCK_AFTER)

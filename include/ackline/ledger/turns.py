@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from ackline.errors import FatalError
 from ackline.ledger.commit_rule import Committed
+from ackline.ledger.copies import Rescued
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.metrics import StepFigures
 from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, ValuedRanges
@@ -233,6 +234,11 @@ class SettledPartition:
     def known_topic_id(self) -> str:
         """The id of the topic that the offsets are of, also of a partition that was let go."""
         return self.topic_id.removeprefix(_LET_GO)
+
+    @property
+    def rescued(self) -> Rescued:
+        """The copies of the pending records."""
+        return Rescued(self.known_topic_id, self.state.copies)
 
     @property
     def unsettled(self) -> int:

@@ -38,6 +38,12 @@ from ackline.pipeline.topology import StepBlock, topology
 _CRON_PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@yearly")
 
 
+def _before(before: timedelta) -> timedelta:
+    if before < timedelta(minutes=1):
+        raise ValueError("too short; write at least 1m, and more than what lies between two runs")
+    return before
+
+
 class DeadLetterBlock(StrictBlock):
     """The topic that receives a copy of each record that is given up."""
 
@@ -48,6 +54,13 @@ DeadLetter = Annotated[
     Annotated[DeadLetterBlock, Tag(MAPPING)] | Annotated[Literal["none"], Tag("none")],
     mapping_or("none", DeadLetterBlock, DEAD_LETTER_ADVICE),
 ]
+
+
+class RescueBlock(StrictBlock):
+    """The topic that receives a copy of each pending record that retention takes within `before`."""
+
+    topic: TopicName
+    before: Annotated[Duration, AfterValidator(_before)] = timedelta(hours=6)
 
 
 class BreakerBlock(StrictBlock):
@@ -154,6 +167,7 @@ class PipelineKeys(StrictBlock):
     record_timeout: Annotated[Duration, AfterValidator(_record_timeout)] | None = None
     retry: RetryBlock = Field(default_factory=RetryBlock)
     dead_letter: DeadLetter
+    rescue: RescueBlock | None = None
     tombstones: Literal["skip", "deliver"] = "skip"
     on_expired: Literal["record", "fail"] = "record"
     listener: CodePath | None = None
@@ -170,6 +184,11 @@ class PipelineKeys(StrictBlock):
     def dead_letter_topic(self) -> str | None:
         """The topic for records that are given up; None if the file has `dead_letter: none`."""
         return None if isinstance(self.dead_letter, str) else self.dead_letter.topic
+
+    @property
+    def rescue_topic(self) -> str | None:
+        """The topic for copies of records that retention is about to take; None if the file has no `rescue`."""
+        return None if self.rescue is None else self.rescue.topic
 
 
 class Rule(NamedTuple):
@@ -240,6 +259,21 @@ def _ack_topic_is_not_read_and_has_a_secret(file: PipelineKeys) -> None:
 def _ack_topic_has_no_dead_letters(file: PipelineKeys) -> None:
     if file.ack_topic is not None and file.ack_topic == file.dead_letter_topic:
         raise error_at(("ack_topic",), f"{file.ack_topic} is the dead-letter topic too; name another topic")
+
+
+def _rescue_topic_holds_copies_alone(file: PipelineKeys) -> None:
+    if file.rescue is None:
+        return
+    topic, at = file.rescue.topic, ("rescue", "topic")
+    _topic_is_not_read(file, topic, at, "handle its own copies as records")
+    others = {
+        "the dead-letter topic": [file.dead_letter_topic],
+        "the ack topic": [file.ack_topic],
+        "the topic of an output": [output.topic for output in file.outputs or ()],
+    }
+    for what, names in others.items():
+        if topic in names:
+            raise error_at(at, f"{topic} is {what} too; name another topic, which holds copies alone")
 
 
 def _start_has_its_time(file: PipelineKeys) -> None:
@@ -318,6 +352,13 @@ RULES = (
         "outputs hold the rows of acked records, which the rows of outcomes name; remove this key",
     ),
     Rule(("dead_letter", "kafka"), _dead_letters_are_not_read_again),
+    Rule(
+        ("rescue", "guarantee"),
+        lambda file: file.rescue is not None and not file.guarantee.retries,
+        "it copies pending records, and only `guarantee: at_least_once` leaves records pending; remove this key, or "
+        "write that guarantee",
+    ),
+    Rule(("rescue", "kafka", "dead_letter", "ack_topic", "outputs"), _rescue_topic_holds_copies_alone),
     Rule(
         ("audit", "kafka"),
         lambda file: file.audit.key_hash and file.kafka.connection is None,

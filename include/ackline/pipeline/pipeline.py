@@ -74,7 +74,9 @@ class Pipeline(PipelineKeys):
             else output.model_copy(update={"table": shadow_table(output.table, backfill_id)})
             for output in self.outputs
         ]
-        return self.model_copy(update={"outputs": outputs, "dead_letter": "none"})._of_shadow(backfill_id)
+        return self.model_copy(update={"outputs": outputs, "dead_letter": "none", "rescue": None})._of_shadow(
+            backfill_id
+        )
 
     def _of_shadow(self, backfill_id: str | None) -> Self:
         self._shadow = backfill_id
@@ -179,7 +181,7 @@ FROM_FILE = frozenset(
         *("name", "kafka", "spark", "audit"),
         # Limits, and what an operator sets to get on with a turn that waits or stops.
         *("max_uncommitted", "max_records_per_run", "max_rate", "max_offset_behind", "breaker", "lost_after"),
-        *("on_expired", "on_external_reset", "missing_topics"),
+        *("on_expired", "on_external_reset", "missing_topics", "rescue"),
         # What begins lanes and runs, and no part of a turn.
         *("start", "start_timestamp", "schedule", "backfill", "tags", "owner"),
     }

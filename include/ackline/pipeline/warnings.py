@@ -53,6 +53,14 @@ def warnings_of_settings(pipeline: "Pipeline") -> Iterator[str]:
         why = _without_effect(error_class)
         if why:
             yield f"retry.by_error: `{error_class}` {why}"
+    if pipeline.rescue is not None:
+        _, apart = _seconds_between_runs(pipeline.schedule)
+        before = pipeline.rescue.before.total_seconds()
+        if apart >= before:
+            yield (
+                f"rescue.before: runs are up to {_text(apart)} apart, and a run copies what retention takes within "
+                f"{_text(before)}: retention may take a record between two runs. Write more than {_text(apart)}"
+            )
     longest = _seconds_at_max_rate(pipeline)
     if pipeline.guarantee.claims and longest > pipeline.lost_after.total_seconds():
         yield (
@@ -87,7 +95,9 @@ def warnings_of_connection(pipeline: "Pipeline", connection: Mapping[str, object
 
 def warnings_of_topics(pipeline: "Pipeline", topics: Mapping[str, TopicPolicy]) -> Iterator[str]:
     """Warnings about the topics' own settings. `topics` are the topics that are read and the dead-letter topic."""
-    waits = longest_wait(pipeline) if pipeline.guarantee.retries else (0.0, None)
+    # With `rescue`, what waits for its retry is copied before retention takes it.
+    keeps = pipeline.guarantee.retries and pipeline.rescue is None
+    waits = longest_wait(pipeline) if keeps else (0.0, None)
     _, apart = _seconds_between_runs(pipeline.schedule)
     run = _seconds_at_max_rate(pipeline)
     for topic, policy in sorted(topics.items()):

@@ -34,6 +34,8 @@ _SECRET = "spark.authenticate.secret"
 _LOGIN = ("LoginException", "SaslAuthenticationException", "SslAuthenticationException")
 # The last line of a Python worker's traceback for an AcklineError. These texts hold no payload, so they are kept.
 _OWN_ERROR = re.compile(r"^ackline\.errors\.(\w+): (.*)$", re.MULTILINE)
+_PLACE = re.compile(r"(?P<topic>\S+)\[(?P<partition>\d+)\]: .*?\boffset (?P<offset>\d+)")
+"""The topic-partition with which an error of a task begins, and the first offset that it names."""
 _NO_RECORD = re.compile(r"Cannot fetch record for offset (\d+) in (\d+) milliseconds")
 _OVERFLOW = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp value -?\d+ that overflows")
 _DAMAGED = (
@@ -49,12 +51,8 @@ def error_of_spark(error: Exception, ranges: Mapping[TopicPartition, OffsetRange
     """Returns the error to raise for a Spark job that failed with `error`: the AcklineError of a task where there is
     one, else RangeGone, TransientError or FatalError. `ranges` are those that Spark's source read."""
     text = text_of(error)
-    own_errors = _OWN_ERROR.findall(text)
-    if own_errors:
-        name, message = own_errors[-1]
-        kind: Any = getattr(errors, name, FatalError)
-        if isinstance(kind, type) and issubclass(kind, AcklineError):
-            return kind(message.strip())
+    if own := _error_of_task(text):
+        return own
     if overflow := _OVERFLOW.search(text):
         topic, partition, offset = overflow.groups()  # only under at most once: else the job has started again
         return FatalError(
@@ -88,6 +86,19 @@ def error_of_spark(error: Exception, ranges: Mapping[TopicPartition, OffsetRange
     if any(sign in text for sign in _TRANSIENT):
         return TransientError(f"the Spark job failed for now ({classes}); the same step may succeed later")
     return FatalError(f"the Spark job failed ({classes}); the log of its executors has the stack trace")
+
+
+def _error_of_task(text: str) -> AcklineError | None:
+    """Returns the AcklineError that a task has raised, with the place that its message names; None if it is another."""
+    for name, message in _OWN_ERROR.findall(text)[-1:]:
+        kind: Any = getattr(errors, name, FatalError)
+        if isinstance(kind, type) and issubclass(kind, AcklineError):
+            raised = kind(message.strip())
+            if place := _PLACE.match(message):
+                raised.topic, raised.partition = place["topic"], int(place["partition"])
+                raised.offset = int(place["offset"])
+            return raised
+    return None
 
 
 def classes_in(text: str) -> str:

@@ -25,6 +25,9 @@ REQUIRED_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # A bad cast in a column handler must give null for its row, and must not fail the other rows.
     "spark.sql.ansi.enabled": "false",
+    # Spark would put fresh records and retries of one part each into the same task, in the column tier the fresh ones
+    # first: out of the order of offsets, which a task refuses.
+    "spark.sql.unionOutputPartitioning": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
     # All sources but `kafka`: the older interface converts each record three times, a third of the reading time.

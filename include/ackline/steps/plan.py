@@ -214,7 +214,7 @@ def _checked_view(adapters: Adapters, newest: Settlement | None, has_open_plan: 
     adapters.cluster.reachable()
     check_rights(adapters, newest)  # before requests that the broker would refuse one after the other
     view = observe_kafka(adapters, newest)
-    check_dead_letter_topic(adapters)
+    check_own_topics(adapters)
     if not has_open_plan:
         _check_topics_exist(adapters, newest, view)
         check_not_of_another_ledger(adapters, newest, view)
@@ -280,18 +280,27 @@ def _check_topics_exist(adapters: Adapters, newest: Settlement | None, view: Kaf
         )
 
 
-def check_dead_letter_topic(adapters: Adapters) -> None:
-    """Raises ConfigError if the pipeline's dead-letter topic does not exist."""
-    topic = adapters.pipeline.dead_letter_topic
-    if topic is not None and topic not in adapters.cluster.topics([topic]):
-        broker = brokers(adapters.kafka)
-        near = did_you_mean(topic, adapters.cluster.names())
-        raise ConfigError(
-            f"the dead-letter topic {topic} of pipeline {adapters.pipeline.name} does not exist at {broker}"
-            f"{near or '.'} Correct its name, create it with `kafka-topics.sh --bootstrap-server {broker} --create "
-            f"--topic {topic}`, or write `dead_letter: none`. Nothing was planned",
-            key="dead_letter.topic",
-        )
+def check_own_topics(adapters: Adapters) -> None:
+    """Raises ConfigError if the pipeline's dead-letter topic or its rescue topic does not exist.
+
+    A settle that meets no rescue topic goes on: it has outcomes to store. A plan has nothing yet, and a topic whose
+    name is wrong is found now and not when retention is near.
+    """
+    pipeline = adapters.pipeline
+    of_keys = {
+        "dead-letter": (pipeline.dead_letter_topic, "dead_letter.topic", "write `dead_letter: none`"),
+        "rescue": (pipeline.rescue_topic, "rescue.topic", "take `rescue` out of the file"),
+    }
+    for what, (topic, key, other) in of_keys.items():
+        if topic is not None and topic not in adapters.cluster.topics([topic]):
+            broker = brokers(adapters.kafka)
+            near = did_you_mean(topic, adapters.cluster.names())
+            raise ConfigError(
+                f"the {what} topic {topic} of pipeline {adapters.pipeline.name} does not exist at {broker}"
+                f"{near or '.'} Correct its name, create it with `kafka-topics.sh --bootstrap-server {broker} --create "
+                f"--topic {topic}`, or {other}. Nothing was planned",
+                key=key,
+            )
 
 
 def _first_turn(adapters: Adapters) -> TurnId:

@@ -38,6 +38,7 @@ from ackline.lane.plans import check_open_plan_settings
 from ackline.lane.spans import Note, span
 from ackline.lane.ways_out import advises_void, void_advice
 from ackline.ledger.answers import TokenSigner
+from ackline.ledger.copies import Rescued
 from ackline.ledger.metrics import TurnReport
 from ackline.ledger.offsets import TopicPartition, arrays_of
 from ackline.ledger.order import Order, Waiting, waiting_behind
@@ -98,6 +99,13 @@ def _waiting(plan: Plan, newest: Settlement) -> dict[TopicPartition, Waiting]:
     pending = {tp: newest.partitions[tp].state.pending for tp, planned in plan.partitions.items() if not planned.empty}
     left = {tp: runs.minus(arrays_of(plan.partitions[tp].retries)) for tp, runs in pending.items() if runs}
     return {tp: waiting_behind(runs, order) for tp, runs in left.items()}
+
+
+def _rescued(plan: Plan, newest: Settlement) -> dict[TopicPartition, Rescued]:
+    """Returns the copies of the records that the turn tries again, as the settlement before it has stored them."""
+    lane = {tp: newest.partitions[tp].state.copies for tp in plan.partitions if tp in newest.partitions}
+    copies = {tp: of.within(arrays_of(plan.partitions[tp].retries)) for tp, of in lane.items() if len(of)}
+    return {tp: Rescued(plan.partitions[tp].topic_id, of) for tp, of in copies.items() if len(of)}
 
 
 def replay_settings(
@@ -276,7 +284,10 @@ def _prepare(
     exact_from = {tp: offset for tp, offset in first.items() if offset is not None}
     # Of the turn before alone, which is at hand: a guess at how large the trees are.
     tuples = newest.steps.tuples_a_record if newest.steps is not None else None
-    job = replace(job, exact_from=exact_from, tuples_a_record=tuples, waiting=_waiting(plan, newest))
+    job = replace(
+        job, exact_from=exact_from, tuples_a_record=tuples, waiting=_waiting(plan, newest),
+        kafka=replace(job.kafka, rescued=_rescued(plan, newest)),
+    )  # fmt: skip
     adapters.store.outcomes.create()
     with advises_void(plan.turn), advises_void_if_file_changed(of_file, plan):
         adapters.check_job(spark, job)

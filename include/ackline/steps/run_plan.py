@@ -14,6 +14,7 @@ from ackline.lane.log_checks import (
     check_not_truncated,
     check_topic_not_recreated,
     listed,
+    stop_if_copies_lost,
     stop_if_expired,
 )
 from ackline.lane.plans import action_plan, follow_plan, new_plan
@@ -62,6 +63,7 @@ def next_plan(adapters: Adapters, newest: Settlement, view: KafkaView, skipped: 
     if returned:
         plan = action_plan(adapters, newest, TurnKind.RESET, returned, f"there again: {listed(map(str, returned))}")
         return _with_tables_as_expected(adapters, newest, plan)
+    stop_if_copies_lost(adapters, views)
     stop_if_expired(adapters, views)
     limit = adapters.pipeline.max_offset_behind
     targets = {} if skipped and limit is not None and limit.policy == "skip" else _skip_targets(adapters, views)

@@ -11,11 +11,14 @@ settle may be killed between any two of its writes, and any process may run it a
    files of the rows that the turn publishes (outputs/settled.py). No process sees the files before a settlement names
    them: a crash here leaves files that are removed with the other staged rows of the turn, or with a vacuum of the
    output table. What can fail for these rows fails here, while the turn can be voided.
-4. Settlement n, the authority. A crash before it costs nothing: a repeat folds the same rows to the same state (I9).
-5. The rows of outputs, in one log entry a table, which names the files of step 3 (outputs/publish.py). They come after
+4. Copies of pending records that retention is about to take (dead_letters/rescue.py), acknowledged by all replicas.
+   They come before the settlement, which names where they are, and nobody reads them before. A crash here costs another
+   copy of each.
+5. Settlement n, the authority. A crash before it costs nothing: a repeat folds the same rows to the same state (I9).
+6. The rows of outputs, in one log entry a table, which names the files of step 3 (outputs/publish.py). They come after
    the settlement, which decides which records are acked. After a crash here, the next step that commits or plans
    publishes the rest.
-6. The group's offsets (lane/commit.py). They come last: before the settlement is durable, nothing proves that the
+7. The group's offsets (lane/commit.py). They come last: before the settlement is durable, nothing proves that the
    records below the floor are settled (I1, I2). After a crash here, any later run makes the same commit.
 """
 
@@ -24,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from ackline.dead_letters.rescue import rescue
 from ackline.errors import GroupMoved, LedgerError, NoProof, TooManyFailures
 from ackline.lane.adapters import Adapters
 from ackline.lane.claim import (
@@ -151,6 +155,8 @@ def _settle_turn(adapters: Adapters, plan: Plan, before: Settlement) -> Settleme
         return None
     lost = operator_loss(adapters, plan)
     settled = _settled_partitions(adapters, plan, before, outcomes, undecided, lost)
+    if plan.kind.replays:
+        settled = rescue(adapters, plan, settled)
     partitions = with_metrics(adapters, plan, before, settled, outcomes, report)
     reason = lost.reason if lost else plan.reason
     answers = _answer_report(adapters, plan, before)

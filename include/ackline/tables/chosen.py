@@ -15,10 +15,12 @@ import pyarrow.dataset as ds
 
 from ackline.delta.reads import Where, as_expression, pruned_dataset
 from ackline.ledger.account import Result, ResultRuns, joined_runs
+from ackline.ledger.copies import NO_COPIES, Copies
 from ackline.ledger.offsets import Ranges, TopicPartition, union
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import TurnKind
 from ackline.stored import decode_or_none
+from ackline.tables.columns import COPIES
 from ackline.tables.layout import EffectiveTurns, LaneTables
 
 
@@ -86,6 +88,22 @@ class ChosenOutcomes(LaneTables):
                         found[is_older].setdefault(tp, []).append(union((starts[chosen], ends[chosen])))
         current, older_topics = ({tp: union(*parts) for tp, parts in sorted(by_tp.items())} for by_tp in found)
         return current, older_topics
+
+    def copies_of(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, Copies]:
+        """Returns where any turn of the lane has stored copies of records in the topics of these ids, the newest copy
+        of each. They may be gone by now: the records are settled. Raises FatalError if the table can't be read."""
+        columns = ["epoch", "turn", "topic", "partition", "topic_id", "rescued"]
+        rows = self.settlements.read(None, columns).sort_by([("epoch", "descending"), ("turn", "descending")])
+        rows = rows.filter(pc.greater(pc.fill_null(pc.list_value_length(rows["rescued"]), 0), 0))
+        found: dict[TopicPartition, Copies] = {}
+        for row, copies in zip(
+            rows.drop_columns(["rescued"]).to_pylist(), COPIES.from_arrow(rows["rescued"]), strict=True
+        ):
+            if topic_ids.get(row["topic"]) == row["topic_id"]:
+                tp = TopicPartition(row["topic"], row["partition"])
+                newer = found.get(tp, NO_COPIES)
+                found[tp] = newer.plus(copies.minus(newer.ranges))
+        return found
 
     def turns_of_code(self, code: str) -> dict[int, list[int]]:
         """Returns the turns that ran with a code, by epoch. Raises FatalError if the table can't be read."""

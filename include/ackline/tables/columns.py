@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ackline.ledger.copies import NO_COPIES, Copies, CopyLog
 from ackline.ledger.fold_few import FEW
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange
 from ackline.ledger.pending import NEVER, NOTHING_PENDING, PendingKind, PendingRuns, PendingState, RetryRuns
@@ -132,6 +133,26 @@ def _pending_runs(columns: dict[str, pa.Array]) -> PendingRuns:
     return PendingRuns(starts, ends, codes.astype(np.int32), dues, states)
 
 
+_OF_COPY_LOG = ("topic", "topic_id", "partition")
+
+
+def _copy_columns(copies: Copies) -> dict[str, pa.Array]:
+    of_logs = {name: pa.array([getattr(log, name) for log in copies.logs]) for name in _OF_COPY_LOG}
+    return {name: values.take(pa.array(copies.codes)) for name, values in of_logs.items()} | {
+        "start_offset": pa.array(copies.starts),
+        "end_offset": pa.array(copies.ends),
+        "offset": pa.array(copies.firsts),
+    }
+
+
+def _copies(columns: dict[str, pa.Array]) -> Copies:
+    known = dict[CopyLog, int]()
+    logs = zip(*(columns[name].to_pylist() for name in _OF_COPY_LOG), strict=True)
+    codes = np.array([known.setdefault(CopyLog(*log), len(known)) for log in logs], dtype=np.int32)
+    starts, ends, firsts = (columns[name].to_numpy() for name in ("start_offset", "end_offset", "offset"))
+    return Copies(starts, ends, codes, firsts, known)
+
+
 def _retry_columns(retries: Any) -> dict[str, pa.Array]:
     runs = RetryRuns.of(retries)
     columns = {"start_offset": runs.starts, "end_offset": runs.ends, "attempt": runs.attempts}
@@ -145,6 +166,7 @@ def _retry_runs(columns: dict[str, pa.Array]) -> RetryRuns:
 
 RETRY_RUNS = _runs(_retry_columns, _retry_runs, ())
 PENDING_RUNS = _runs(_pending_columns, _pending_runs, NOTHING_PENDING)
+COPIES = _runs(_copy_columns, _copies, NO_COPIES)
 KEYS = Form(
     lambda values, of_type: pa.array([None if keys is None else keys for keys in values], of_type),
     lambda column: [keys.values.to_numpy() if keys.is_valid else None for chunk in column.chunks for keys in chunk],

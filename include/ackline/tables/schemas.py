@@ -34,6 +34,7 @@ from ackline.ledger.turns import (
 from ackline.scrub import MESSAGE_LIMIT
 from ackline.stored import decode
 from ackline.tables.columns import (
+    COPIES,
     JSON,
     KEYS,
     MAP,
@@ -233,6 +234,9 @@ SETTLEMENT_COLUMNS = [
     Column("pending_keys", pa.list_(LONG), "part.state.pending_keys", KEYS,
            comment="With `order: key`: a number for the key of each range of pending, made from its hash. Null if none "
                    "is known."),
+    Column("rescued", _ranges(topic=STRING, topic_id=STRING, partition=INT, offset=LONG), "part.state.copies", COPIES,
+           comment="With `rescue`: ranges of pending records, and where their copies are in the rescue topic: the "
+                   "copies of a range are neighbours too, from `offset` on."),
 ]  # fmt: skip
 """A row is one topic-partition after a turn. The next turn starts from these rows alone."""
 

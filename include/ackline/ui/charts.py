@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from ackline.ledger.offsets import Int64s
+from ackline.ledger.offsets import Int64s, index_of_range
 from ackline.ledger.pending import PendingKind
 from ackline.ui.partition import PartitionReading
 
@@ -124,13 +124,15 @@ def _mark(scale: _Scale, offset: int, name: str, path: str) -> Markup:
 def _failure_marks(part: PartitionReading, scale: _Scale) -> Iterable[Markup]:
     """Yields bars of the pending offsets from the foot of the log on: the higher, the larger their share of the column.
     Those of several kinds stand on each other, each high enough to be seen (I20)."""
-    runs, gone = part.settled.state.pending, part.log_start or 0
+    state, gone = part.settled.state, part.log_start or 0
+    runs, copies = state.pending, state.copies
     columns = min(_COLUMNS, max(1, scale.high - scale.low))
     edges = scale.low + np.arange(columns + 1, dtype=np.int64) * (scale.high - scale.low) // columns
     found = {}
     for kind in PendingKind:
         chosen = runs.of_kind(kind)
-        lost = chosen.ends <= gone  # retention has taken them, and the next turn settles them
+        # Retention has taken them, and the next turn settles those without a copy.
+        lost = (chosen.ends <= gone) & (index_of_range(chosen.starts, copies.ranges) < 0)
         for name, of_name in ((kind.value, ~lost), (f"{kind.value} lost", lost)):
             found[name] = _offsets_between(edges, chosen.starts[of_name], chosen.ends[of_name])
     counts = np.array(list(found.values()))

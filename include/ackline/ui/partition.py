@@ -116,7 +116,7 @@ class PartitionReading:
             held = OpenTransaction(None if since is None else datetime.fromtimestamp(since, UTC), self.open_transaction)
         return PartitionEvidence(
             self.tp, self.floor, self.held_by, self.log_start, self.log_end, None, self.now, self.why,
-            open_transaction=held,
+            open_transaction=held, first_at_risk=self.settled.state.first_without_copy,
         )  # fmt: skip
 
     @property
@@ -144,12 +144,12 @@ class PartitionReading:
 
     @property
     def _reached_at_pace(self) -> datetime | None:
-        """When the log start reaches the floor at its pace since `earlier_log_start`; None if it does not move."""
+        """When the log start reaches what has no copy, at its pace since `earlier_log_start`; None if it stays."""
         start, earlier = self.log_start, self.earlier_log_start
         if start is None or earlier is None or start <= earlier or self.elapsed <= timedelta():
             return None
         offsets_a_second = (start - earlier) / self.elapsed.total_seconds()
-        seconds = max(0, self.floor - start) / offsets_a_second
+        seconds = max(0, self.settled.state.first_without_copy - start) / offsets_a_second
         return self.settled_at + timedelta(seconds=min(seconds, 3e9))
 
     @cached_property
@@ -157,7 +157,7 @@ class PartitionReading:
         """How the partition is, by its newest settlement and the turns before it."""
         pending = self.settled.state.pending_by_kind()
         facts = PartitionFacts(
-            self.floor, self.lag, self.log_start, sum(pending.values()) + self.commit_stayed,
+            self.settled.state.first_without_copy, self.lag, self.log_start, sum(pending.values()) + self.commit_stayed,
             undelivered=pending[PendingKind.DEAD_LETTER],
             paused=self.settled.paused or self.settled.let_go or self.why in (PAUSED, PARKED),
             stands_still=self._is_stuck, expired=bool(self.settled.counts.get("expired")), signals=self.signals,

@@ -22,7 +22,16 @@ from ackline.verify.evidence import (
     to_ranges,
 )
 from ackline.verify.lane_history import LaneHistory, PartitionHistory
-from ackline.verify.rows import ACKED, DEAD, IN_FLIGHT, LOST, EpochPartition, OutcomeRows, PlannedRange
+from ackline.verify.rows import (
+    ACKED,
+    DEAD,
+    IN_FLIGHT,
+    LOST,
+    OF_GONE,
+    EpochPartition,
+    OutcomeRows,
+    PlannedRange,
+)
 
 ATTEMPT_BITS = 16
 """A call is one number: its offset, shifted by this many bits, plus its attempt. Higher attempts than fit there are
@@ -248,6 +257,28 @@ def check_an_attempt_is_ended_once(partition: PartitionHistory, found: Findings)
     ended = rows.where((rows.attempt >= 1) & (rows.outcome != IN_FLIGHT))
     keys, times = np.unique(_keys(ended), return_counts=True)
     found.add_offsets("I9", "one attempt has two ends", partition.tp, keys[times > 1] >> ATTEMPT_BITS)
+
+
+def check_no_rescued_record_is_gone(partition: PartitionHistory, found: Findings) -> None:
+    """S88: a record that has a copy in the rescue topic before a turn is not settled as gone in it."""
+    rows, rescued = partition.outcomes, tuple[tuple[int, int], ...]()
+    gone = rows.where(np.isin(rows.outcome, OF_GONE))
+    for settlement in partition.settlements if len(gone.offset) else ():
+        of_turn = gone.where(gone.turn == settlement.turn)
+        for start, end in rescued:
+            with_copy = np.maximum(of_turn.offset, start)[(of_turn.offset < end) & (of_turn.end > start)]
+            what = f"was settled as gone in turn {settlement.turn}, but had a copy in the rescue topic"
+            found.add_offsets("S88", what, partition.tp, with_copy)
+        rescued = settlement.rescued
+
+
+def check_only_pending_records_have_copies(partition: PartitionHistory, found: Findings) -> None:
+    """S88: after each turn, only pending records have copies: no settled record is read again."""
+    for settlement in partition.settlements:
+        offsets = _concatenate(np.arange(start, end) for start, end in settlement.rescued)
+        extra = offsets[settlement.pending.count_covering(offsets) == 0]
+        what = f"has a copy in the rescue topic after turn {settlement.turn}, but is not pending"
+        found.add_offsets("S88", what, partition.tp, extra)
 
 
 def check_outcomes_are_of_chosen_offsets(partition: PartitionHistory, found: Findings) -> None:

@@ -100,7 +100,10 @@ COLUMNS = {
 OF_BACKFILLS = {"settlements": ["ranges"], "plans": ["retries"]}
 """Columns that are read of backfill lanes alone: what was chosen, and the single offsets that turns read."""
 OF_OUTPUTS = {"settlements": ["outputs"]}
-NEWER = {"outcomes": ["answer", "key_hash64"], "settlements": ["topic_id", "leader_epoch", "arguments"]}
+NEWER = {
+    "outcomes": ["answer", "key_hash64"],
+    "settlements": ["topic_id", "leader_epoch", "arguments", "rescued"],
+}
 """Columns, as those of outputs, that a table of an earlier version may not have."""
 TEXT_COLUMNS = frozenset({"lane", "kind", "topic", "outcome", "error_class", "settings", "reason"})
 

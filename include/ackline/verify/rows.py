@@ -16,6 +16,7 @@ TERMINAL = ("acked", "skipped", "dropped", "dead", "expired", "compacted", "lost
 OUTCOMES = (*TERMINAL, "failed", "in_flight", "held_back")
 """An outcome's code is its index here: a code from 0 to below FAILED is a terminal outcome."""
 FAILED, DEAD, LOST = OUTCOMES.index("failed"), OUTCOMES.index("dead"), OUTCOMES.index("lost")
+OF_GONE = [OUTCOMES.index(word) for word in ("expired", "compacted")]
 ACKED = OUTCOMES.index("acked")
 IN_FLIGHT, HELD_BACK = OUTCOMES.index("in_flight"), OUTCOMES.index("held_back")
 OF_ATTEMPTS = [OUTCOMES.index(word) for word in ("acked", "failed", "dropped", "in_flight")]
@@ -207,6 +208,8 @@ class Settlement:
     """The id of the topic that the lane reads after the turn; None if it is not known."""
     leader_epoch: int | None = None
     """The leader epoch under which the log was read; None if that is not known."""
+    rescued: tuple[tuple[int, int], ...] = ()
+    """The ranges of records that have a copy in the rescue topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +274,7 @@ def split_settlements(table: pa.Table) -> dict[EpochPartition, list[Settlement]]
             row["turn"], row["kind"], row["old_floor"], row["new_floor"], row["complete_to"], pending.where(order),
             dict(row["counts"]) if counted else None, row.get("gaps") or 0, ranges, _topic_id(row.get("topic_id")),
             row.get("leader_epoch"),
+            tuple((copies["start_offset"], copies["end_offset"]) for copies in row.get("rescued") or ()),
         )  # fmt: skip
         found.setdefault((row["epoch"], TopicPartition(row["topic"], row["partition"])), []).append(settlement)
     for settlements in found.values():

@@ -33,6 +33,7 @@ from ackline.delta.object_store import is_remote, use_options
 from ackline.errors import AcklineError, ConfigError, FatalError
 from ackline.handler import Durations, StepCounts, Tier
 from ackline.ledger.answers import TokenSigner
+from ackline.ledger.copies import Rescued
 from ackline.ledger.metrics import FetchTimes
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRanges
 from ackline.ledger.order import Order, Waiting
@@ -213,6 +214,8 @@ class KafkaSettings:
 
     properties: Mapping[str, str] = field(repr=False)
     isolation_level: str
+    rescued: Mapping[TopicPartition, Rescued] = field(default_factory=dict, repr=False)
+    """The copies of the job's retries: what is gone from its topic is read from there."""
 
 
 FIRST_UNREADABLE = 2**63 // 1000 + 1

@@ -21,8 +21,8 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from ackline.errors import FatalError, RangeGone
+from ackline.kafka.copies import CopyReader
 from ackline.kafka.exact import ExactReader, Found, Gone
-from ackline.kafka.fetching import headers_of
 from ackline.ledger.metrics import FetchTimes, timed_fetches
 from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange, ValuedRanges
 from ackline.ledger.order import Order
@@ -122,7 +122,7 @@ class _Collected:
             self.outcome = answer.outcome
             self.gone.append(answer.offset)
         else:
-            headers = headers_of(answer.message)
+            headers = answer.headers
             if self.gone or self.readable is not (headers is not None):
                 yield from self.flush(tp)
             self.readable = headers is not None
@@ -148,12 +148,13 @@ class _Collected:
 def read_retries_exactly(kafka: KafkaSettings, retries: Retries, fetched: Callable[[int], None]) -> Iterator[Batch]:
     """Yields what `batches_of_reader` yields, with a reader of its own. At the end calls `fetched` with the number of
     records that the broker sent."""
-    with ExactReader(kafka.properties, kafka.isolation_level) as reader:
+    rescued = {tp: kafka.rescued[tp] for tp in retries if tp in kafka.rescued}
+    with CopyReader(lambda: ExactReader(kafka.properties, kafka.isolation_level), rescued) as reader:
         yield from batches_of_reader(reader, retries)
         fetched(reader.delivered)
 
 
-def batches_of_reader(reader: ExactReader, retries: Retries) -> Iterator[Batch]:
+def batches_of_reader(reader: ExactReader | CopyReader, retries: Retries) -> Iterator[Batch]:
     """Yields what the log holds at the wanted offsets, in the order of offsets within a topic-partition. Yields nothing
     for a fresh offset that is a gap. Raises what `ExactReader` raises, RangeGone if retention has taken a fresh offset,
     and FatalError if the reader left an offset out."""
@@ -161,7 +162,7 @@ def batches_of_reader(reader: ExactReader, retries: Retries) -> Iterator[Batch]:
         yield from _section_of_reader(reader, section)
 
 
-def _section_of_reader(reader: ExactReader, retries: Retries) -> Iterator[Batch]:
+def _section_of_reader(reader: ExactReader | CopyReader, retries: Retries) -> Iterator[Batch]:
     collected = {
         tp: _Collected(
             {offset: attempts.value for attempts in ranges for offset in range(attempts.start, attempts.end)}

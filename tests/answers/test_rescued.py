@@ -1,0 +1,59 @@
+"""What is shown of records with a copy in the rescue topic: where it is, and what retention takes (S88, I20)."""
+
+from datetime import timedelta
+
+from ackline.answers.explain import PartitionExplanationObject, explain_partitions
+from ackline.answers.status import status, status_by_topic
+from ackline.answers.tried import attempts_of, try_offsets
+from ackline.ledger.explain import OffsetEvidence, explain_offset
+from ackline.ledger.states import State
+from tests.steps.test_rescue import lane_with_rescue, run_at
+from tests.support.memory_lane import FAILS, OK, TP, MemoryLane
+
+
+def rescued_lane() -> MemoryLane:
+    """A lane with one record that has a copy, and whose original is gone."""
+    lane = lane_with_rescue(FAILS, OK)
+    run_at(lane, 0)
+    run_at(lane, 18)
+    lane.log().expire(2)
+    return lane
+
+
+def test_s88_status_counts_what_has_a_copy_and_does_not_call_it_losing() -> None:
+    lane = rescued_lane()
+    [found] = status(lane.adapters())
+    assert (found.rescued, found.state, found.retention_eta) == (1, State.STUCK, None)
+    assert status_by_topic([found])[0].rescued == 1
+    assert found.dump()["rescued"] == 1
+    assert "first_at_risk" not in found.dump()
+    lane.produce(OK)
+    [found] = status(lane.adapters())
+    assert found.retention_eta == lane.world.now + timedelta(hours=24)
+
+
+def test_s88_what_has_no_copy_is_losing() -> None:
+    lane = lane_with_rescue(FAILS, OK)
+    run_at(lane, 0)
+    lane.log().expire(2)
+    assert status(lane.adapters())[0].state is State.LOSING
+
+
+def test_s88_explain_says_where_the_copy_is() -> None:
+    lane = rescued_lane()
+    where = "It is rescued to rescue[0]@0, and read from there once its topic does not hold it."
+    [found] = explain_partitions(lane.adapters())
+    assert where in found.sentence
+    assert "expired" not in found.sentence
+    assert PartitionExplanationObject.of(found).dump()["held_by"]["rescued_to"] == "rescue[0]@0"
+    evidence = OffsetEvidence(TP, 0, "live", 0, lane.state(), (), None, None, 0)
+    assert explain_offset(evidence, lane.world.now).sentence.endswith(where)
+
+
+def test_s88_try_hands_the_copy_to_the_handler() -> None:
+    lane = rescued_lane()
+    lane.settings["handler"] = "tests.support.tried_handlers:price"
+    [tried] = try_offsets(lane.adapters(), {TP: attempts_of(lane.adapters(), TP, [0])})
+    assert tried.record is not None
+    assert (tried.outcome, tried.error_class, tried.record.value) == ("failed", "ValueError", FAILS)
+    assert (tried.record.topic, tried.record.offset, tried.record.attempt) == ("orders", 0, 2)
