@@ -87,6 +87,7 @@ def hands_on_as_generator(record: Record) -> Iterator[InFlight]:
 
 def emit(record: Record) -> Iterator[Emit]:
     """Emits what the value holds."""
+    journal.handle(record)
     yield Emit(json.loads(record.value or b"{}"))
 
 

@@ -56,6 +56,7 @@ from ackline.backfill.form import (
     SHADOW,
     TO,
     WHERE,
+    WITH_RELATED,
     BackfillRequest,
     allowed_dead_letters,
     allowed_handlers,
@@ -104,7 +105,18 @@ def backfill_params(pipeline: Pipeline) -> dict[str, Param]:
         },
     }
     sections = {
-        "Which records: all, by time, by outcome": (ALL, FROM, TO, OUTCOME, ERROR_CLASS, RUN, CODE, OF, WHERE),
+        "Which records: all, by time, by outcome": (
+            ALL,
+            FROM,
+            TO,
+            OUTCOME,
+            ERROR_CLASS,
+            RUN,
+            CODE,
+            OF,
+            WHERE,
+            WITH_RELATED,
+        ),
         "How: limits, handler, dead letters, an earlier backfill": (
             CONFIRM_OFFSETS,
             ID,
