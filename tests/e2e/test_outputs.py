@@ -117,7 +117,7 @@ def test_a_backfill_publishes_in_its_own_lane_and_a_resume_publishes_what_a_kill
     assert {row["_lane"] for row in rows_of(lane, "order_totals")} == {"live"}
     assert lane.ackline_json("backfill", lane.name, "--id", "b", "--yes")["settled"]
     lanes = [(row["_lane"], row["_offset"]) for row in rows_of(lane, "order_totals")]
-    assert lanes == [("live", 0), ("backfill-b", 1), ("live", 1)]
+    assert lanes == [("live", 0), ("backfill-b", 1)]
     assert staged(lane) == []
 
 
@@ -268,7 +268,7 @@ def test_a_skip_a_reset_and_a_cancelled_backfill_drop_the_rows_of_what_was_in_fl
     shop.answer(2)
     shop.command("backfill", lane.name, "--id", "b", "--yes", "--now", lane.now.isoformat())
     assert [(row["_lane"], row["_offset"]) for row in rows_of(lane, "counts")] == [
-        ("live", 1), ("backfill-b", 2), ("live", 2),
+        ("live", 1), ("backfill-b", 2),
     ]  # fmt: skip
     for path in (Path(lane.audit) / lane.name / ".staging").glob("backfill-b-*/*"):
         path.unlink()  # lost: nothing is in flight after the cancellation, so it needs no row that waits
@@ -279,6 +279,6 @@ def test_a_skip_a_reset_and_a_cancelled_backfill_drop_the_rows_of_what_was_in_fl
     (void / "0-left.parquet").write_bytes(b"of a void turn")
     shop.command("backfill", lane.name, "--cancel", "b", "--yes", "--reason", "test")
     assert staged(lane) == [], "no later turn of the lane would remove what a void turn has staged"
-    assert len(rows_of(lane, "counts")) == 3
+    assert len(rows_of(lane, "counts")) == 2
     lane.judge(settled=True)
     assert json.loads(shop.command("status", lane.name, "--json"))["partitions"][0]["pending"]["in_flight"] == 0

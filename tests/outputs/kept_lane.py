@@ -69,6 +69,9 @@ class Store:
         turn = max(self.settlements, key=lambda turn: (turn.epoch, turn.n), default=None)
         return None if turn is None else SimpleNamespace(turn=turn, outputs=self.settlements[turn], partitions={})
 
+    def settlement(self, turn: TurnId) -> Any:
+        return SimpleNamespace(turn=turn, outputs=self.settlements[turn], partitions={})
+
     def is_published(self, turn: TurnId) -> bool:
         return any(done.epoch == turn.epoch and done.n >= turn.n for done in self.published)
 

@@ -1,5 +1,6 @@
 """Tables with `rows: newest`: each record has the rows of its newest handling, whatever is killed in between."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -9,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from ackline import Emit, Skip
 from ackline.delta.files import DataFileWriter
@@ -205,6 +206,39 @@ def test_a_reset_publishes_rows_again_in_place_of_those_of_the_epoch_before() ->
                               (5, "live", 1, 5)]  # fmt: skip
 
 
+def test_the_rows_of_a_topic_that_was_made_again_stay_because_their_records_are_others() -> None:
+    with lane_with(4) as lane:
+        lane.world.create_topic("orders")
+        for offset in range(3):
+            lane.produce(b"{}")
+            emits(offset, {"id": 100 + offset})
+        lane.perform(TurnKind.RESET, {TP: 0})
+        lane.run()
+        assert DiskBackfill(lane, "b", "orders:0:1-2").choose().replaced() == {"totals": 1}
+        answers(1, value=201)
+        DiskBackfill(lane, "b", "orders:0:1-2").run()
+        assert sorted(row[::3] for row in rows(lane)) == [(0, 0), (0, 100), (1, 1), (1, 201), (2, 2), (2, 102), (3, 3)]
+
+
+@pytest.mark.parametrize("first", ["live", "backfill"])
+def test_rows_that_a_user_has_filled_a_table_with_are_replaced_like_any_others(first: str) -> None:
+    """The user makes the table anew from its own rows, with `CREATE TABLE … AS SELECT` or a copy elsewhere."""
+    own = [{**EMITS["outputs"][0], "rows": "newest"}]
+    with lane_with(4, outputs=own) as lane:
+        held = DeltaTable(str(table_of(lane))).to_pyarrow_table()
+        shutil.rmtree(table_of(lane))
+        write_deltalake(str(table_of(lane)), held)
+        answers(*range(6), value=50)
+        if first == "live":
+            lane.produce(b"{}")
+            lane.run()
+        DiskBackfill(lane, "b", "orders:0:1-3").run()
+        assert [(row[0], row[3]) for row in rows(lane)][:4] == [(0, 0), (1, 50), (2, 50), (3, 3)]
+        lane.perform(TurnKind.RESET, {TP: 3})
+        lane.run()
+        assert [(row[0], row[3]) for row in rows(lane)][:4] == [(0, 0), (1, 50), (2, 50), (3, 50)]
+
+
 def test_a_turn_that_settles_while_another_lane_publishes_the_same_records_comes_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -318,14 +352,16 @@ def test_partition_columns_are_kept_and_a_file_that_loses_all_its_rows_goes() ->
 def test_a_mark_tells_whether_a_table_may_hold_older_rows_whoever_has_published_them() -> None:
     live, other = TurnId("p", "live", 0, 4), "ackline/l/p/backfill-b/output"
     own, held = "ackline/l/p/live/output", {"ackline/l/p/live/output": 1}
-    held |= marks_with({}, TableOfTurn(2, [], ends={"t/0": 10}))
+    held |= marks_with({}, TableOfTurn(2, [], ends={"t/0": 10}), is_new=True)
     assert not may_replace(held, own, live, {"t/0": 0}), "this lane alone has published there, and reads nothing twice"
     assert may_replace(held, own, live._replace(epoch=1), {"t/0": 9})
     assert may_replace(held | {other: 1}, own, live, {"t/0": 9, "t/1": 0})
     assert not may_replace(held | {other: 1}, own, live, {"t/0": 10, "t/1": 0})
     assert may_replace({own: 1, other: 1}, own, live, {"t/0": 10}), "a table of an earlier version has no marks"
-    assert ROWS not in marks_with({own: 1}, TableOfTurn(2, [], ends={"t/0": 10}))
-    assert marks_with(held, TableOfTurn(2, [], ends={"t/0": 3}, several=True)) == {ROWS: ROWS_OF_SEVERAL}
+    assert may_replace({own: 1}, own, live, {"t/0": 10}), "its user has filled it before"
+    assert ROWS not in marks_with({own: 1}, TableOfTurn(2, [], ends={"t/0": 10}), is_new=False)
+    several = TableOfTurn(2, [], ends={"t/0": 3}, several=True)
+    assert marks_with(held, several, is_new=False) == {ROWS: ROWS_OF_SEVERAL}
 
 
 # ---- several origins ----------------------------------------------------------------------------------------------
@@ -347,7 +383,7 @@ def test_s86_a_row_of_two_records_goes_with_both_and_a_turn_with_one_stops_and_n
         lane.run()
         assert [(row[0], row[3]) for row in rows(lane)] == [(0, 1), (2, 5)]
         one = DiskBackfill(lane, "b", "orders:0:3-4")
-        with pytest.raises(LedgerError, match=r"without the others: orders\[0\]@2\. .*--with-related"):
+        with pytest.raises(LedgerError, match=r"without the others: orders\[0\]@2 \(not in the turn\)\. .*--with-rel"):
             one.run()
         assert (one.newest().turn.n, [row[1] for row in rows(lane)]) == (0, ["live"] * 2)
         void_by(one.adapters())
@@ -356,6 +392,40 @@ def test_s86_a_row_of_two_records_goes_with_both_and_a_turn_with_one_stops_and_n
         assert (both.choose().offsets, both.choose().replaced()) == (2, {"totals": 1})
         both.run()
         assert [row[:2] for row in rows(lane)] == [(0, "live"), (2, "backfill-c")]
+
+
+@pytest.mark.parametrize("name", ["live", "b"])
+def test_s86_the_error_says_how_the_others_ended_and_the_ways_out_of_its_lane(name: str) -> None:
+    """Both records are read, and one fails: the turn can be closed and tried again. A turn of a reset can begin too
+    late, and then another reset is the way out."""
+    with lane_of(JOINED) as lane:
+        for offset in range(2):
+            lane.produce(b"{}")
+            emits(offset, {"id": offset}, key="a")
+        lane.run()
+        acts(0, fails)
+        if name == "live":
+            lane.perform(TurnKind.RESET, {TP: 1})
+            lane.run_fails(
+                LedgerError, r"orders\[0\]@0 \(not in the turn\).* Close the turn with `ackline void lane --r"
+            )
+            lane.run_fails(
+                LedgerError, r"then begin a new epoch at .* with `ackline reset lane --to OFFSET .*`rows: all`"
+            )
+            void_by(lane.adapters())
+            lane.perform(TurnKind.RESET, {TP: 0})
+            lane.run_fails(LedgerError, r"orders\[0\]@0 \(failed\).* Once the others can be acked, close the turn")
+            void_by(lane.adapters())
+            emits(0, {"id": 7}, key="a")
+            lane.run()
+        else:
+            backfill = DiskBackfill(lane, "b", "orders:0:0-2")
+            with pytest.raises(LedgerError, match=r"orders\[0\]@0 \(failed\).*`ackline void lane --lane backfill-b"):
+                backfill.run()
+            void_by(backfill.adapters())
+            emits(0, {"id": 7}, key="a")
+            backfill.run()
+        assert [(row[0], row[3]) for row in rows(lane)] == [(0, 8)]
 
 
 # ---- against a model ----------------------------------------------------------------------------------------------

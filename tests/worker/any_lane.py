@@ -28,7 +28,7 @@ from deltalake import DeltaTable
 
 from ackline.cli.account import failure_lines
 from ackline.handler import Tier
-from ackline.kafka import dead_letters
+from ackline.kafka import dead_letters, fetching
 from ackline.kafka.dead_letters import DeadLetters
 from ackline.kafka.fetching import Headers, headers_of
 from ackline.kafka.produce import OutputTopics
@@ -242,7 +242,7 @@ def any_lane(
         patch.setattr(tasks, "ExactReader", lambda *_: MemoryReader(lane.world, isolation))
         patch.setattr(memory_adapters, "MemoryLetters", lambda *_: senders.letters)
         patch.setattr(output_rows, "OutputTopics", lambda _: senders.topics)
-        for module in (tasks, dead_letters):
+        for module in (fetching, dead_letters):
             patch.setattr(module, "headers_of", _headers_of)
         patch.setattr(os, "fsync", lambda _: None)  # a third of the time, and no value depends on it
         yield lane, patch

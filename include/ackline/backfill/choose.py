@@ -198,33 +198,37 @@ def choose_offsets(adapters: Adapters, arguments: BackfillArguments) -> Choice:
     gone = list(gone_of(matching, older, logs, copies))
     open_ends = {tp: end for tp, end in open_ends.items() if tp in chosen}
     if arguments.with_related:
-        chosen = _with_related(adapters, chosen, logs)
+        chosen = _with_related(adapters, chosen, topic_ids, logs)
     acked_before = acked_before_of(adapters, chosen, topic_ids)
-    replaced = replaced_of(adapters, chosen)
+    replaced = replaced_of(adapters, chosen, topic_ids)
     of_epochs = {epoch: _count_in(chosen, ranges) for epoch, ranges in by_epoch.items()}
     of_epochs = {epoch: number for epoch, number in of_epochs.items() if number}
     notes = notes_of(looked_up)
     return Choice(chosen, topic_ids, logs, gone, open_ends, acked_before, replaced, of_epochs, copies, notes)
 
 
-def replaced_of(adapters: Adapters, chosen: Mapping[TopicPartition, Chosen]) -> Callable[[], Mapping[str, int]]:
+def replaced_of(
+    adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str]
+) -> Callable[[], Mapping[str, int]]:
     """Returns `Choice.replaced` of these offsets; a shadow replaces no row."""
-    return cache(partial(_replaced, adapters, {} if adapters.pipeline.shadow is not None else chosen))
+    return cache(partial(_replaced, adapters, {} if adapters.pipeline.shadow is not None else chosen, topic_ids))
 
 
-def _replaced(adapters: Adapters, chosen: Mapping[TopicPartition, Chosen]) -> Mapping[str, int]:
-    found = rows_to_replace(adapters, {tp: arrays_of(of.every) for tp, of in chosen.items()})
+def _replaced(
+    adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str]
+) -> Mapping[str, int]:
+    found = rows_to_replace(adapters, {tp: arrays_of(of.every) for tp, of in chosen.items()}, topic_ids)
     return {table: of_table.rows for table, of_table in found.items() if of_table.rows}
 
 
 def _with_related(
-    adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], logs: Logs
+    adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str], logs: Logs
 ) -> dict[TopicPartition, Chosen]:
     """Returns the chosen offsets and those that rows of output tables name beside them, as single offsets, which one
     turn reads together. Raises ConfigError if one of these can't be read any more, or a turn takes less."""
     every = {tp: arrays_of(of.every) for tp, of in chosen.items()}
     while True:  # a row that comes along may name others in turn
-        found = rows_to_replace(adapters, every).values()
+        found = rows_to_replace(adapters, every, topic_ids).values()
         related = [(tp, offsets) for of_table in found for tp, offsets in of_table.related.items()]
         if not related:
             break

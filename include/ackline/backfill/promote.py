@@ -87,7 +87,7 @@ def promoted_choice(adapters: Adapters, arguments: BackfillArguments, of_shadow:
         gone,
         {},
         acked_before_of(adapters, partitions, topic_ids),
-        replaced_of(adapters, partitions),
+        replaced_of(adapters, partitions, topic_ids),
         {},
         copies,
         (said, *notes),

@@ -167,6 +167,22 @@ def kept_rows_advice(lane: Lane) -> str:
     return f"read the records in flight again with `{Way.RESET.of(lane)}`"
 
 
+def related_advice(turn: TurnId, all_in_turn: bool) -> str:
+    """Returns the sentences that name the ways out of an open turn that acks some records of an output row and not the
+    others. `all_in_turn` is whether it has read these others."""
+    again = f"close the turn with `{Way.VOID.of(turn)}`, and the next run handles all of it again"
+    others = f"close the turn with `{Way.VOID.of(turn)}`; then "
+    if turn.lane != LIVE:
+        others += f"{start_over(turn)}, and choose all these records in another one, with `--with-related`"
+    else:
+        reset = Way.RESET.of(turn, to="OFFSET")
+        others += f"begin a new epoch at the lowest of these records with `{reset}`, and with a `max_records_per_run` "
+        others += "that lets one turn read all of them"
+    kept = "To keep older rows beside the new ones, write `rows: all` for the output"
+    first = f"Once the others can be acked, {again}. If not, " if all_in_turn else ""
+    return f"{first}{others if first else others[0].upper() + others[1:]}. {kept}"
+
+
 @contextmanager
 def advises_numbers(turn: TurnId, opens_epoch: bool) -> Iterator[None]:
     """Adds to the error of `ledger.turns.check_numbered` how a lane goes on that has no number left for a turn, or for

@@ -176,14 +176,14 @@ def _mark_of(key: str) -> str:
     return f"{ROWS}/{key}"
 
 
-def marks_with(held: Mapping[str, int], of_turn: TableOfTurn) -> dict[str, int]:
+def marks_with(held: Mapping[str, int], of_turn: TableOfTurn, is_new: bool) -> dict[str, int]:
     """Returns the transaction ids that a table gets with the rows of a turn, beside that of the lane; `held` are those
-    that it has. The mark of a topic-partition is an offset that no row in the table reaches, whoever has published
-    it."""
+    that it has, and `is_new` is whether it had no row before. The mark of a topic-partition is an offset that no row
+    in the table reaches, whoever has published it."""
     raised = {_mark_of(key): end for key, end in of_turn.ends.items() if end > held.get(_mark_of(key), -1)}
     kind = ROWS_OF_SEVERAL if of_turn.several else ROWS_OF_ONE
-    # A table that an earlier version has published to has rows without marks, and so it never gets this one.
-    is_new = not _publishers(held)
+    # A table that its user has filled, or that an earlier version has published to, has rows without marks, and so it
+    # never gets this one.
     return raised | ({ROWS: kind} if is_new or held.get(ROWS, kind) < kind else {})
 
 
@@ -196,21 +196,23 @@ def may_replace(held: Mapping[str, int], application: str, turn: TurnId, lowest:
     """Returns whether a table with the transaction ids `held` may have older rows of records that `turn` settles from
     the offsets `lowest` on.
 
-    It has none that only this lane has published to, in its first epoch: a lane settles a record once in an epoch. Nor
-    has it one of which no row reaches these offsets. So a lane that goes forward looks at no file.
+    It has none that only this lane has filled, in its first epoch: a lane settles a record once in an epoch. Nor has it
+    one of which no row reaches these offsets. So a lane that goes forward looks at no file. Of a table without ROWS it
+    is not known who has filled it.
     """
-    if not lowest or (turn.epoch == 0 and _publishers(held) <= {application}):
+    if not lowest or (ROWS in held and turn.epoch == 0 and publishers(held) == {application}):
         return False
     return ROWS not in held or any(offset < held.get(_mark_of(key), -1) for key, offset in lowest.items())
 
 
-def _publishers(held: Mapping[str, int]) -> set[str]:
+def publishers(held: Mapping[str, int]) -> set[str]:
+    """Returns the transaction ids of the lanes that have published to a table with the transaction ids `held`."""
     return {id_ for id_ in held if id_.startswith("ackline/") and id_.endswith("/output")}
 
 
 def other_pipelines(held: Mapping[str, int], pipeline: str) -> set[str]:
     """Returns the other pipelines that have published to a table with the transaction ids `held`."""
-    return {id_.split("/")[2] for id_ in _publishers(held)} - {pipeline}
+    return {id_.split("/")[2] for id_ in publishers(held)} - {pipeline}
 
 
 def expected_with(numbers: Numbers, application: str, number: int) -> Numbers:

@@ -12,8 +12,9 @@ Delta can't remove a row from a file, so a file with such rows is written anew w
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, reduce
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
@@ -34,6 +35,7 @@ from ackline.delta.reads import partition_guarantee, table_files
 from ackline.delta.table import Upon
 from ackline.errors import FatalError, LedgerError
 from ackline.lane.adapters import Adapters
+from ackline.lane.ways_out import related_advice
 from ackline.ledger.offsets import Bools, Int64s, Ranges, TopicPartition, index_of_range
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.published import has_rows_of_several
@@ -42,13 +44,17 @@ from ackline.outputs.output_table import OUTPUT_LAYOUT, OutputTable, table_of
 from ackline.outputs.staged import outputs_of
 from ackline.pipeline.outputs import Rows, real_table
 from ackline.scrub import scrub_address
+from ackline.tables.store import LedgerStore
 
 log = logging.getLogger(__name__)
 Records = Mapping[TopicPartition, Ranges]
 """Records by topic-partition, as ranges of offsets."""
 Action = AddAction | RemoveAction
 T = TypeVar("T")
-_OF_RECORD = ("_topic", "_partition", "_offset", "_lane", "_epoch", "_anchors")
+OlderTopics = Callable[[str, int], Mapping[str, Sequence[int]]]
+"""Returns the turns of a lane and epoch, by topic, that were planned before the topic was made again: their records are
+others, though they have the same offsets."""
+_OF_RECORD = ("_topic", "_partition", "_offset", "_lane", "_epoch", "_turn", "_anchors")
 _SHOWN = 5
 _PROGRESS_S = 30.0
 
@@ -69,7 +75,10 @@ class OlderRows:
 
     table: OutputTable
     records: Records
+    older_topics: OlderTopics
     turn: TurnId | None = None
+    ends: Callable[[TopicPartition, int], str | None] = lambda tp, offset: None
+    """Returns the outcome in the turn of a record that is none of `records`; None if the turn does not handle it."""
     _chosen: dict[str, tuple[int, dict[TopicPartition, set[int]]]] = field(default_factory=dict)
     _written: dict[str, list[Action]] = field(default_factory=dict)
 
@@ -115,21 +124,24 @@ class OlderRows:
                 log.info("%s: looked at %d of %d files with older rows", self.table.uri, number, len(candidates))
             removed, related = self._rows_of(version, file)
             if related:
-                raise self.partly_handled({tp: sorted(offsets) for tp, offsets in sorted(related.items())})
+                raise self.partly_handled(related)
             if removed:
                 if file["path"] not in self._written:
                     self._written[file["path"]] = list(self._rewritten(version, file, removed))
                 actions += self._written[file["path"]]
         return Upon(actions, exclusive=True)
 
-    def partly_handled(self, related: Mapping[TopicPartition, Sequence[int]]) -> LedgerError:
+    def partly_handled(self, related: Mapping[TopicPartition, Collection[int]]) -> LedgerError:
         """Returns the error for rows of which not all records are handled again; `related` are the others."""
-        listed = [f"{tp}@{offset}" for tp, offsets in related.items() for offset in offsets]
-        more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+        assert self.turn is not None
+        every = [(tp, offset) for tp, offsets in sorted(related.items()) for offset in sorted(offsets)]
+        ends = {each: self.ends(*each) for each in every}
+        listed = [f"{tp}@{offset} ({ends[tp, offset] or 'not in the turn'})" for tp, offset in every[:_SHOWN]]
+        more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
         return LedgerError(
             f"{self.turn}: the output table {scrub_address(self.table.uri)} has rows of several records, and the turn "
-            f"handles some of these records again without the others: {', '.join(listed[:_SHOWN])}{more}. A row goes "
-            f"only with all its records. Choose them together, with `ackline backfill NAME … --with-related`"
+            f"acks some of these records again without the others: {', '.join(listed)}{more}. A row goes only with all "
+            f"its records. {related_advice(self.turn, all(ends.values()))}"
         )
 
     def _version(self, state: LogState) -> DeltaTable:
@@ -188,6 +200,8 @@ class OlderRows:
     def _chosen_of(self, rows: pa.Table, related: dict[TopicPartition, set[int]]) -> Bools:
         """Returns which rows are of the records alone. Adds to `related` the records that others name beside them."""
         chosen = _are_of(rows["_topic"], rows["_partition"], rows["_offset"], self.records)
+        own = np.flatnonzero(chosen)
+        chosen[own] &= ~self._in_older_topics(rows.take(pa.array(own)), rows["_topic"].take(pa.array(own)))
         anchors = rows["_anchors"].combine_chunks()
         several = np.flatnonzero(pc.fill_null(pc.list_value_length(anchors), 0).to_numpy(zero_copy_only=False) > 1)
         if len(several):
@@ -199,7 +213,7 @@ class OlderRows:
 
         A row is of those that were acked when it was published. One in flight may have been acked since; within one
         lane and epoch the turn that acks it now ends that attempt, or makes another one after it failed, so the row
-        stays. One that failed is none: its retry has rows of its own.
+        stays. One that failed is none: its retry has rows of its own. A topic that was made again has no such record.
         """
         anchors = rows["_anchors"].combine_chunks()
         parents = pc.list_parent_indices(anchors).to_numpy()
@@ -213,7 +227,7 @@ class OlderRows:
             pc.fill_null(pc.equal(of_row.field("outcome"), each.value), False).to_numpy(zero_copy_only=False)
             for each in (Outcome.ACKED, Outcome.IN_FLIGHT)
         )
-        origin = acked | (in_flight & ~own[parents])
+        origin = (acked | (in_flight & ~own[parents])) & ~self._in_older_topics(rows.take(pa.array(parents)), topics)
         again = origin & _are_of(topics, partitions, offsets, self.records)
         origins, hits = (np.bincount(parents[each], minlength=len(rows)) for each in (origin, again))
         partly = (hits > 0) & (hits < origins)
@@ -223,6 +237,16 @@ class OlderRows:
             related.setdefault(TopicPartition(topic, partition), set()).add(offset)
         whole: Bools = (hits > 0) & (hits == origins)
         return whole
+
+    def _in_older_topics(self, rows: pa.Table, topics: Any) -> Bools:
+        """Returns which of `rows` are of a topic, each of the one in `topics`, that was made again since."""
+        found, turns = np.zeros(len(rows), np.bool_), rows["_turn"].to_numpy()
+        keys = pa.table({"lane": rows["_lane"], "epoch": rows["_epoch"], "topic": topics})
+        for key in keys.group_by(keys.column_names).aggregate([]).to_pylist():
+            if older := self.older_topics(key["lane"], key["epoch"]).get(key["topic"]):
+                same = reduce(pc.and_, (pc.equal(keys[name], value) for name, value in key.items()))
+                found |= pc.fill_null(same, False).to_numpy() & np.isin(turns, older)
+        return found
 
     def _read(
         self, version: DeltaTable, file: Mapping[str, Any], columns: Sequence[str] | None = None
@@ -267,10 +291,17 @@ class OlderRows:
             yield AddAction(done.path, done.size, texts, done.modification_time, True, done.stats)
 
 
-def rows_to_replace(adapters: Adapters, records: Records) -> dict[str, Found]:
-    """Returns by output table what it holds of records that are to be handled again, for those tables that keep the
-    rows of the newest handling alone. Raises FatalError or TransientError if a table can't be read."""
-    found = dict[str, Found]()
+def older_topics_of(store: LedgerStore, topic_ids: Mapping[str, str]) -> OlderTopics:
+    """Returns what tells rows of the topics of these ids from those of older topics of the same names. It reads the
+    plans of an epoch once. Of a lane whose tables are gone nothing is known: its rows count as those of the topics."""
+    return cache(lambda lane, epoch: store.other_lane(lane).turns_in_older_topics(epoch, topic_ids))
+
+
+def rows_to_replace(adapters: Adapters, records: Records, topic_ids: Mapping[str, str]) -> dict[str, Found]:
+    """Returns by output table what it holds of records, in the topics of these ids, that are to be handled again, for
+    those tables that keep the rows of the newest handling alone. Raises FatalError or TransientError if a table can't
+    be read."""
+    found, older_topics = dict[str, Found](), older_topics_of(adapters.store, topic_ids)
     for output in outputs_of(adapters) if records else ():
         if output.table is None:
             continue
@@ -282,7 +313,7 @@ def rows_to_replace(adapters: Adapters, records: Records) -> dict[str, Found]:
             continue
         with table.errors():
             if table.state() is not None:
-                older = OlderRows(table, records)
+                older = OlderRows(table, records, older_topics)
                 found[name] = older.at_newest(older.find)
     return found
 

@@ -27,9 +27,10 @@ from ackline.delta.errors import storage_errors, unusable
 from ackline.delta.folder import Folder, prove_conditional_put
 from ackline.delta.handle import LogState
 from ackline.delta.object_store import is_remote
+from ackline.delta.reads import table_files
 from ackline.delta.table import FencedTable
 from ackline.errors import AcklineError, ConfigError
-from ackline.ledger.published import FinalFile, other_pipelines
+from ackline.ledger.published import FinalFile, other_pipelines, publishers
 from ackline.ledger.turns import LIVE, turn_in
 from ackline.pipeline.output_columns import Columns, arrow_type, type_text
 from ackline.pipeline.outputs import PARTITION_TYPES, ROW_COLUMNS, Rows, shadow_table
@@ -240,6 +241,15 @@ class OutputTable(FencedTable):
                     key="outputs",
                 )
         return columns
+
+    def is_new(self, state: LogState) -> bool:
+        """Returns whether nobody has filled the version `state`: no lane has published there, and it has no file.
+        Raises CommitFailedError if a later version is there."""
+        if publishers(state.transactions):
+            return False
+        version = self.opened()
+        self.check_is_at(version, state)
+        return not table_files(version).num_rows
 
     def has_files(self, files: Sequence[FinalFile]) -> bool:
         """Returns whether files that no version names yet are there, with these sizes and for the partition columns

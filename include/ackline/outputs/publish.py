@@ -38,7 +38,7 @@ from ackline.ledger.published import (
 )
 from ackline.ledger.turns import Settlement, TurnId
 from ackline.outputs.expected import gone_tables, older_copy_error, table_gone_error
-from ackline.outputs.newest_rows import OlderRows
+from ackline.outputs.newest_rows import OlderRows, older_topics_of
 from ackline.outputs.output_table import OutputTable, check_staged_columns, location_of, table_of
 from ackline.outputs.staged import (
     check_kept_files,
@@ -206,7 +206,13 @@ def publish_table(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn, plac
 
 
 def _older_rows(store: LedgerStore, table: OutputTable, turn: TurnId) -> Callable[[], OlderRows]:
-    return cache(lambda: OlderRows(table, AttemptOutcomes.read(store, turn).handled(), turn))
+    def read() -> OlderRows:
+        lane, outcomes = store.settlement(turn).partitions, AttemptOutcomes.read(store, turn)
+        handled = outcomes.handled()
+        older_topics = older_topics_of(store, {tp.topic: lane[tp].known_topic_id for tp in handled if tp in lane})
+        return OlderRows(table, handled, older_topics, turn, outcomes.end_of)
+
+    return cache(read)
 
 
 def _upon(
@@ -219,10 +225,12 @@ def _upon(
 ) -> Upon:
     """Returns what the entry of a turn has beside its rows, for a version of the table."""
     held = state.transactions if state is not None else {}
-    marks, lowest = marks_with(held, of_turn), of_turn.lowest
-    if state is None or lowest is None or not may_replace(held, application, turn, lowest):
+    is_new, lowest = state is None or table.is_new(state), of_turn.lowest
+    marks = marks_with(held, of_turn, is_new)
+    if is_new or lowest is None or not may_replace(held, application, turn, lowest):
         # With `lowest` no other entry may come in between: it may bring older rows.
         return Upon((), marks, exclusive=lowest is not None)
+    assert state is not None
     return replace(older().without(state), numbers=marks)
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 
+from ackline.delta.append import retry_beside_rivals
 from ackline.delta.errors import folder_errors, storage_errors, unusable_folder
 from ackline.delta.folder import Folder
 from ackline.errors import AcklineError, ConfigError, FatalError
@@ -39,7 +40,7 @@ from ackline.ledger.published import (
 from ackline.ledger.turns import IDENTITY_BITS, Plan, SettledPartition, Settlement, TurnKind, number_of
 from ackline.outputs.expected import as_found, expected_of, gone_tables, unexpected
 from ackline.outputs.kept_rows import KeptRows, check_readable, keep_rows
-from ackline.outputs.newest_rows import OlderRows
+from ackline.outputs.newest_rows import OlderRows, older_topics_of
 from ackline.outputs.output_table import check_staged_columns, location_of, place_of, table_of
 from ackline.outputs.staged import (
     folder_name,
@@ -263,8 +264,13 @@ def _holds_older(
     state = table.state()
     if state is None or not may_replace(state.transactions, application, plan.turn, lowest):
         return False
+    with table.errors():
+        if retry_beside_rivals(lambda: table.is_new(table.state() or state)):
+            return False
     table.check_replaceable(adapters.pipeline.name)
-    older = OlderRows(table, attempts().handled(), plan.turn)
+    topic_ids = {tp.topic: planned.topic_id for tp, planned in plan.partitions.items()}
+    older_topics, outcomes = older_topics_of(adapters.store, topic_ids), attempts()
+    older = OlderRows(table, outcomes.handled(), older_topics, plan.turn, outcomes.end_of)
     with table.errors():
         if not has_rows_of_several(state.transactions):
             return older.at_newest(older.may_exist)

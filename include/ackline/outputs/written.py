@@ -94,6 +94,12 @@ class AttemptOutcomes:
         known = {TopicPartition(*tp): of_tp.handled for tp, of_tp in self.by_partition.items()}
         return {tp: handled for tp, handled in known.items() if len(handled[0])}
 
+    def end_of(self, tp: TopicPartition, offset: int) -> str | None:
+        """Returns the outcome that the turn has for a record; None if it has none."""
+        known = self.by_partition.get(tp, Attempts())
+        place = int(np.searchsorted(known.offsets, offset, side="right")) - 1
+        return WORDS[known.codes[place]] if place >= 0 and known.offsets[place] == offset else None
+
     def codes_after(self, anchors: pa.StructArray) -> Int64s:
         """Returns the code of the outcome of each anchor after the turn; NO_OUTCOME for one of which nothing is known.
         An anchor of an earlier turn has its outcome so far in the field `outcome`. Only one that was in flight can have

@@ -76,7 +76,7 @@ class ChosenOutcomes(LaneTables):
         where: Where = {"epoch": epoch, **{name: value for name, value in named.items() if value is not None}}
         if named.get("error_class") == "":
             where = {**where, "error_class": None}
-        older = self._turns_in_older_topics(epoch, topic_ids)
+        older = self.turns_in_older_topics(epoch, topic_ids)
         found: tuple[dict[TopicPartition, list[Ranges]], ...] = ({}, {})
         for rows in self._effective_rows(where, topic_ids, _COLUMNS):
             rows = rows if turns is None else rows.filter(pc.is_in(rows["turn"], turns))
@@ -129,7 +129,7 @@ class ChosenOutcomes(LaneTables):
     def terminal_results(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[TopicPartition, ResultRuns]:
         """Returns the terminal outcome and error class of each offset that an epoch has settled, in the topics of these
         ids. Raises FatalError if the tables can't be read."""
-        older = self._turns_in_older_topics(epoch, topic_ids)
+        older = self.turns_in_older_topics(epoch, topic_ids)
         found: dict[TopicPartition, list[ResultRuns]] = {}
         columns = [*_COLUMNS, "outcome", "error_class"]
         for rows in self._effective_rows({"epoch": epoch}, topic_ids, columns):
@@ -147,7 +147,7 @@ class ChosenOutcomes(LaneTables):
     def dead_rows(self, epoch: int, topic_ids: Mapping[str, str]) -> Iterator[DeadRow]:
         """Yields the dead records of an epoch in the topics of these ids, the newest first; the MOST_PLACES first ones
         with the place of their last failed attempt. Raises FatalError if the tables can't be read."""
-        older = self._turns_in_older_topics(epoch, topic_ids)
+        older = self.turns_in_older_topics(epoch, topic_ids)
         columns, found = [*_COLUMNS, "error_class", "handled_at"], list[DeadRow]()
         for rows in self._effective_rows({"epoch": epoch, "outcome": Outcome.DEAD.value}, topic_ids, columns):
             for row in rows.to_pylist():
@@ -190,8 +190,9 @@ class ChosenOutcomes(LaneTables):
                 if rows.num_rows:
                     yield rows
 
-    def _turns_in_older_topics(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[str, list[int]]:
-        """Returns the turns that were planned in an older topic of the same name, by topic."""
+    def turns_in_older_topics(self, epoch: int, topic_ids: Mapping[str, str]) -> dict[str, list[int]]:
+        """Returns the turns of an epoch that were planned in an older topic of the same name, by topic. Raises
+        FatalError if the table can't be read."""
         if not topic_ids:
             return {}
         rows = self.plans.read({"epoch": epoch}, ["topic", "topic_id", "turn"])

@@ -168,10 +168,16 @@ def check_rows_are_of_the_newest_handling(lane: LaneHistory, table: OutputTable,
     acked = pc.fill_null(pc.equal(flat.field("outcome"), "acked"), False).to_numpy(zero_copy_only=False)
     topics, partitions = flat.field("topic").to_numpy(zero_copy_only=False), to_ints(flat.field("partition"))
     offsets, older = to_ints(flat.field("offset")), np.zeros(len(flat), np.bool_)
+    is_own = pc.equal(table.every["_lane"], lane.evidence.lane).to_numpy()
     own = [(entry[1:], number) for entry, number in place.items() if entry[0] == lane.evidence.lane]
     for (epoch, tp), outcomes in lane.outcomes.items():
         handled = outcomes.where((outcomes.outcome == ACKED) | outcomes.raised_skip)
-        rows = np.flatnonzero((topics == tp.topic) & (partitions == tp.partition))
+        of_tp = (topics == tp.topic) & (partitions == tp.partition)
+        if (first := lane.first_of_log.get(tp)) is not None:
+            # In the log before, the offsets are of other records; which one another lane has read is not known here.
+            same_log = (to_ints(table.every["_epoch"]) >= first) == (epoch >= first)
+            of_tp &= (is_own & same_log)[parents]
+        rows = np.flatnonzero(of_tp)
         if not len(handled.offset) or not len(rows):
             continue
         places = {turn: _place_of((epoch, turn), named, own) for turn in np.unique(handled.turn).tolist()}
