@@ -1,5 +1,6 @@
 """Tables with `rows: newest`: each record has the rows of its newest handling, whatever is killed in between."""
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -316,6 +317,32 @@ def test_a_table_from_which_no_row_can_be_removed_is_refused_before_a_record_is_
         with pytest.raises(ConfigError, match=f"{property_}.*Write `rows: all`"):
             DiskBackfill(lane, "b", "orders:0:2-3").run()
         assert DiskBackfill(lane, "b").newest().turn.n == 0
+
+
+@pytest.mark.parametrize("spelled", ["ö {}", "%C3%B6%20{}"])
+def test_a_file_that_delta_rs_can_not_remove_stops_the_turn_and_is_not_compacted(spelled: str) -> None:
+    """Spark writes the name of a partition with letters beside ASCII as it is; delta-rs escapes it, and to a reader
+    that is another file."""
+    with lane_with(4) as lane:
+        uri, table = str(table_of(lane)), DeltaTable(str(table_of(lane)))
+        log = table_of(lane) / "_delta_log" / f"{table.version() + 1:020}.json"
+        lines = list[dict[str, Any]]()
+        for entry in sorted((table_of(lane) / "_delta_log").glob("*.json")):
+            for add in (line["add"] for line in map(json.loads, entry.read_text().splitlines()) if "add" in line):
+                (table_of(lane) / add["path"]).rename(table_of(lane) / f"ö {add['path']}")
+                lines += [{"remove": {"path": add["path"], "dataChange": False, "deletionTimestamp": 1}},
+                          {"add": add | {"path": spelled.format(add["path"])}}]  # fmt: skip
+        log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        before, is_spelled_so = rows(lane), spelled == "%C3%B6%20{}"
+        assert len(before) == 4
+        if not is_spelled_so:
+            with pytest.raises(ConfigError, match="spells this path in a way in which Ackline can't remove"):
+                DiskBackfill(lane, "b", "orders:0:2-3").run()
+        OutputCompactor(OutputTable(uri), OUTPUT_LAYOUT, timedelta(days=8)).maintain("lane", "live", "totals")
+        assert rows(lane) == before
+        if is_spelled_so:
+            DiskBackfill(lane, "b", "orders:0:2-3").run()
+            assert [row[:2] for row in rows(lane)] == [(0, "live"), (1, "live"), (2, "backfill-b"), (3, "live")]
 
 
 def test_a_table_of_two_pipelines_is_refused_because_no_column_tells_their_rows_apart() -> None:

@@ -27,6 +27,7 @@ from ackline.delta.append import retry_beside_rivals
 from ackline.delta.errors import cause_of, is_outage, is_storage_error, storage_errors, unusable
 from ackline.delta.files import SCAN_OPTIONS, DataFile, DataFileWriter, partition_path, partition_text
 from ackline.delta.folder import Folder
+from ackline.delta.reads import is_removable
 from ackline.delta.table import FencedTable
 from ackline.errors import FatalError
 from ackline.scrub import scrub_address
@@ -176,11 +177,11 @@ class Compactor(ABC, Generic[Table]):
         return merged, len(wanted)
 
     def _small_files(self, version: DeltaTable) -> list[File]:
-        """Returns the files below the size of a compacted one, with their statistics, oldest first."""
+        """Returns the files below the size of a compacted one that can be removed, with their statistics, oldest
+        first."""
         files = pa.table(version.get_add_actions(flatten=True)).to_pylist()
-        for file in files:
-            file["path"] = unquote(file["path"])
-        self._listed = version.version(), {file["path"] for file in files}
+        self._listed = version.version(), {unquote(file["path"]) for file in files}
+        files = [{**file, "path": unquote(file["path"])} for file in files if is_removable(file["path"])]
         small = [file for file in files if file["size_bytes"] < self.layout.size and file["path"] not in self._damaged]
         return sorted(small, key=lambda file: (file["modification_time"], file["path"]))
 

@@ -15,7 +15,7 @@ from datetime import date
 from functools import reduce
 from operator import and_
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +38,16 @@ PRUNING = ("lane", "epoch", "turn", "topic", "partition", "offset", "attempt", "
 def table_files(version: DeltaTable) -> pa.Table:
     """Returns the files of a version with their statistics, a row a file."""
     return pa.table(version.get_add_actions(flatten=True))
+
+
+_AS_THEY_ARE = "/!$&'()+,-.:;=@_~"
+"""What delta-rs leaves as it is, beside letters and digits, in the path of a file that it writes to the log."""
+
+
+def is_removable(path: str) -> bool:
+    """Returns whether delta-rs can remove the file that the log names by `path`. It spells the path in its own way, and
+    to every reader another spelling is another file: the old one would stay, beside the one that takes its place."""
+    return quote(unquote(path), safe=_AS_THEY_ARE) == path
 
 
 def dataset_of(table: TableHandle, version: DeltaTable, bounded: Sequence[str] = ()) -> ds.FileSystemDataset:

@@ -31,9 +31,9 @@ from ackline.delta.append import retry_beside_rivals
 from ackline.delta.compaction import READ_OPTIONS
 from ackline.delta.files import SCAN_OPTIONS, DataFileWriter, partition_path, partition_text
 from ackline.delta.handle import LogState
-from ackline.delta.reads import partition_guarantee, table_files
+from ackline.delta.reads import is_removable, partition_guarantee, table_files
 from ackline.delta.table import Upon
-from ackline.errors import FatalError, LedgerError
+from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.lane.adapters import Adapters
 from ackline.lane.ways_out import related_advice
 from ackline.ledger.offsets import Bools, Int64s, Ranges, TopicPartition, index_of_range
@@ -81,6 +81,7 @@ class OlderRows:
     """Returns the outcome in the turn of a record that is none of `records`; None if the turn does not handle it."""
     _chosen: dict[str, tuple[int, dict[TopicPartition, set[int]]]] = field(default_factory=dict)
     _written: dict[str, list[Action]] = field(default_factory=dict)
+    _anchored: dict[str, bool] = field(default_factory=dict)
 
     def at_newest(self, look: Callable[[LogState], T]) -> T:
         """Returns what one of the methods below returns for the newest version of the table, which exists. Raises
@@ -114,8 +115,6 @@ class OlderRows:
         """Returns what the log entry after the version `state` needs to remove the rows: the files that hold some, and
         files with the others of their rows, which are on the disk. Raises LedgerError if a row is of other records too,
         and as `find` does."""
-        if not self.records:
-            return Upon(exclusive=True)
         version = self._version(state)
         actions, candidates, shown_at = list[Action](), list(self._candidates(version, state)), time.monotonic()
         for number, file in enumerate(candidates):
@@ -155,13 +154,23 @@ class OlderRows:
         """Yields the files that may hold rows of the records, by their statistics in the log. They are of the record
         that a row names first. Of rows that name several, those in the footer of each file are looked at."""
         listed = table_files(version)
-        if not listed.num_rows:
+        if not listed.num_rows or not self.records:
             return
         chosen = _may_name(listed, self.records)
         several = has_rows_of_several(state.transactions)
         for number, file in enumerate(listed.to_pylist()):
-            if chosen[number] or (several and self._may_be_anchored(unquote(file["path"]))):
-                yield {**file, "path": unquote(file["path"])}
+            path = unquote(file["path"])
+            if not chosen[number] and several and path not in self._anchored:
+                self._anchored[path] = self._may_be_anchored(path)
+            if chosen[number] or self._anchored.get(path):
+                if not is_removable(file["path"]):
+                    raise ConfigError(
+                        f"the table at {scrub_address(self.table.uri)} may have older rows in the file {path}, which "
+                        f"another engine has written. Its log spells this path in a way in which Ackline can't remove "
+                        f"the file. Write the table anew, or write `rows: all` for the output",
+                        key="outputs",
+                    )
+                yield {**file, "path": path}
 
     def _may_be_anchored(self, path: str) -> bool:
         with self.table.storage.filesystem.open_input_file(path) as stream, pq.ParquetFile(stream) as content:
