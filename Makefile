@@ -59,6 +59,7 @@ bench: setup ## CPU and speed of each tier beside other programs; then what each
 	@python -m tests.bench.interleaved
 	@python -m tests.bench.pipelines
 	@python -m tests.bench.overview
+	@python -m tests.bench.newest
 	@python -m tests.bench.waiting
 	@python -m tests.bench.trees
 	@python -m tests.bench.dag_run

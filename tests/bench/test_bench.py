@@ -16,6 +16,7 @@ PARTS = [
     pytest.param("interleaved", "--rows 20000 --turns 3", id="interleaved"),
     pytest.param("pipelines", "--files 10", id="pipelines"),
     pytest.param("overview", "--pipelines 2 --partitions 2 --turns 2", id="overview"),
+    pytest.param("newest", "--records 200 --turns 1 --rows 40000", id="newest"),
     pytest.param("waiting", "--records 400", id="waiting"),
     pytest.param("run", "--records 2000 --rounds 1 --warm-up 0", id="run", marks=[pytest.mark.real, pytest.mark.deep]),
     pytest.param("partitions", "--partitions 2 --runs 1", id="partitions", marks=RELEASE),
