@@ -2,13 +2,18 @@
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.backfill.shadow_lane import FILE, SECOND, rows_of, shop
+from tests.backfill.shadow_lane import FILE, SECOND, order, rows_of, shop
 from tests.cli.disk_command import DiskCommand
+from tests.e2e.documents import blocks, section
+from tests.support.memory_lane import NOON
+from tests.worker.disk_lane import DiskLane, lane_of
 
 BEGIN = ["backfill", "lane", "orders", "--handler", SECOND, "--shadow", "--id", "v2"]
 DIFF = ["diff", "lane", "live", "backfill-v2", "--rows", "prices"]
@@ -111,3 +116,30 @@ def test_a_promotion_of_many_offsets_is_above_the_limit_as_a_backfill_is(ackline
         "more than `backfill.confirm_above` (4)"
         in ackline("backfill", "lane", "--id", "v2", "--promote", "--dry-run").output
     )
+
+
+def sum_of_prices(lane: DiskLane) -> float:
+    return sum(float(price) for _, price, _ in rows_of(lane, "prices"))
+
+
+def test_s85_s87_a_wrong_price_of_two_hours_is_corrected_as_the_documents_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comment in the block is a line of the command's output. Of eight orders, those from 10:00 on are wrong."""
+    wrong, mended = "tests.backfill.prices:charges_more", "tests.backfill.prices:mended"
+    file = {"handler": mended, "outputs": FILE["outputs"][:1], "backfill": {"handlers": [mended]}}
+    with lane_of(file) as lane:
+        for handler, hours in ((mended, (8, 9)), (wrong, (10, 10.5, 11, 11.5)), (mended, (12, 12))):
+            lane.settings["handler"] = handler
+            for hour in hours:
+                lane.produce(order(1, "20.00"), time=NOON + timedelta(hours=hour - 12))
+            lane.run()
+        ackline, sums = DiskCommand(lane, tmp_path, monkeypatch, file), [sum_of_prices(lane)]
+        [block] = blocks(section("docs/semantics.md", "### Correct a table by replaying it"))
+        for line in block.text.splitlines():
+            command, _, comment = line.replace(" orders ", " lane ").partition("  # ")
+            done = ackline(*shlex.split(command.replace("handlers.prices", "tests.backfill.prices"))[1:])
+            assert (done.status, comment.strip() in done.output + done.errors) == (0, True), (line, done)
+            sums.append(sum_of_prices(lane))
+        assert sums == [200, 200, 200, 200, 160]
+        assert [row[2] for row in rows_of(lane, "prices")] == [*["backfill-price-promoted"] * 4, *["live"] * 4]
