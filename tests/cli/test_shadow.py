@@ -99,6 +99,7 @@ def test_s87_a_promotion_is_a_dry_run_until_it_is_confirmed_and_both_lanes_are_l
     assert ackline("backfill", "lane", "--id", "v2-promoted", "--yes", "--json").error["key"] == "--id", "not begun"
     done = ackline(*promote, "--yes", "--json").json
     assert (done["lane"], done["settled"], done["outcomes"]) == ("backfill-v2-promoted", True, {"acked": 5})
+    assert done["tables"] == {"prices": {"before": 1, "after": 2}}
     assert ackline(*promote, "--yes", "--json").json == done
     of_both = {each["id"]: each for each in ackline("backfill", "lane", "--list", "--json").json["backfills"]}
     assert (of_both["v2"]["promoted_by"], of_both["v2-promoted"]["promotes"]) == ("v2-promoted", "v2")
