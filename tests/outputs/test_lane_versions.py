@@ -9,9 +9,9 @@ from ackline.backfill.perform import report_of
 from ackline.backfill.run import find_backfill
 from ackline.delta.log import DeltaLog
 from ackline.outputs.lane_rows import TableVersions, versions_of_tables
-from tests.backfill.shadow_lane import DiskBackfill, order, shadow, shop
+from tests.backfill.shadow_lane import order, shadow, shop
 from tests.support.memory_lane import MemoryBackfill
-from tests.worker.disk_lane import DiskLane
+from tests.worker.disk_lane import DiskBackfill, DiskLane
 
 ONE_TABLE = [{"from": "source", "table": "prices"}]
 
