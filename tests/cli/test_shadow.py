@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -106,6 +107,28 @@ def test_s87_a_promotion_is_a_dry_run_until_it_is_confirmed_and_both_lanes_are_l
     assert "orders --shadow (promoted by v2-promoted)" in " ".join(ackline("backfill", "lane", "--list").output.split())
     found = ackline("diff", "lane", "backfill-v2", "backfill-v2-promoted", "--rows", "prices", "--json").json
     assert (found["same"], found["changed"]) == (5, 0)
+
+
+def test_the_tables_of_a_shadow_are_named_until_their_folders_are_removed_and_nothing_needs_them_then(
+    ackline: DiskCommand,
+) -> None:
+    folder = ackline.lane.root / "lane" / "outputs" / "prices__v2"
+    named = f"Tables of the shadow v2 stay until you remove their folders: {folder}. Only"
+    begin = ["backfill", "lane", "orders", "--shadow", "--id", "v2", "--yes"]
+    promote = ["backfill", "lane", "--id", "v2", "--promote", "--yes"]
+    assert named not in ackline(*begin, "--max-records", "2").output, "it is not settled"
+    assert named in ackline(*begin).output
+    assert named in ackline(*promote).output
+    shutil.rmtree(folder)
+    for arguments in (begin, promote):
+        again = ackline(*arguments)
+        assert (again.status, "shadow v2" in again.output) == (0, False)
+    assert ackline("backfill", "lane", "orders", "--id", "other", "--yes").status == 0
+    ackline.lane.produce(order(5, "6.00"))
+    ackline.lane.run()
+    ackline("backfill", "lane", "orders", "--shadow", "--id", "v3", "--yes")
+    shutil.rmtree(ackline.lane.root / "lane" / "outputs" / "prices__v3")
+    assert ackline("backfill", "lane", "--id", "v3", "--promote", "--yes").status == 0, "it needs none"
 
 
 def test_a_promotion_of_many_offsets_is_above_the_limit_as_a_backfill_is(ackline: DiskCommand) -> None:
