@@ -3,6 +3,8 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from ackline.errors import FatalError, LedgerError, NewerCommit
 from ackline.ledger.turns import TurnKind
 from ackline.outputs.given_up import give_up
 from ackline.outputs.output_table import OutputTable
-from tests.outputs.test_newest import EMITS, JOINED, acts, answers, emits, fails, lane_with, rows, table_of
+from tests.outputs.test_newest import EMITS, JOINED, acts, answers, emits, fails, lane_with, rows, skips, table_of
 from tests.support.memory_lane import AT_MOST_ONCE, TP, void_by
 from tests.worker import disk_handlers
 from tests.worker.disk_lane import DiskBackfill, DiskLane, lane_of
@@ -258,3 +260,83 @@ def test_a_table_that_was_moved_and_renamed_is_corrected_at_its_new_place(change
         found = sorted((row["_offset"], row["_lane"], row["_epoch"], row["id"]) for row in read)
         assert found == [(0, "live", 0, 0), (1, "backfill-b", 0, 11), (2, "live", 0, 2), (3, "live", 1, 3),
                          (4, "live", 1, 4)]  # fmt: skip
+
+
+# ---- against a model ----------------------------------------------------------------------------------------------
+
+
+class Handlings:
+    """A lane and its backfills, and what the table must hold: for each record the rows of the handling that was acked
+    last. The handling of a record in flight is acked by its answer."""
+
+    def __init__(self, lane: DiskLane, random: Random) -> None:
+        self.lane, self.random, self.number, self.end = lane, random, 0, 0
+        self.rows = dict[int, list[str]]()
+        self.waiting = dict[tuple[str, int], tuple[str, list[str]]]()
+        """By lane and offset, the token of a record in flight, and its rows."""
+        self.backfills = dict[str, DiskBackfill]()
+
+    def handle(self, name: str, offsets: range) -> None:
+        """Runs a lane, which handles these records, each in a way that is drawn."""
+        drawn = {offset: self._drawn() for offset in offsets}
+        for offset, (kind, values) in drawn.items():
+            items: list[Any] = [Emit({"id": value}) for value in values] + [InFlight()] * (kind == "w")
+            acts(offset, {"s": skips, "f": fails}.get(kind, partial(iter, items)))
+        self.backfills[name].run() if name in self.backfills else self.lane.run()
+        for offset, (kind, values) in drawn.items():
+            if kind == "w":
+                self.waiting[name, offset] = disk_handlers.TOKENS[offset], values
+            elif kind != "f":
+                self.rows[offset] = values
+
+    def _drawn(self) -> tuple[str, list[str]]:
+        self.number += 1
+        kind, rows = self.random.choice("rrnsfww"), self.random.choice((1, 1, 2))
+        return kind, [f"{self.number}.{n}" for n in range(rows)] if kind in "rw" else []
+
+    def live(self) -> None:
+        before, self.end = self.end, self.end + self.random.choice((1, 3))
+        self.lane.produce(*[b"{}"] * (self.end - before))
+        self.handle("live", range(before, self.end))
+
+    def backfill(self) -> None:
+        begin, until = sorted(self.random.choices(range(self.end + 1), k=2))
+        if begin < until:
+            name = f"b{len(self.backfills)}"
+            self.backfills[name] = DiskBackfill(self.lane, name, f"orders:0:{begin}-{until}")
+            self.handle(name, range(begin, until))
+
+    def answer(self) -> None:
+        if self.waiting:
+            name, offset = self.random.choice(sorted(self.waiting))
+            token, values = self.waiting.pop((name, offset))
+            answer = self.random.choice(("ack", "ack", "fail"))
+            self.lane.answer_with(token, answer)
+            self.handle(name, range(0))
+            if answer == "ack":
+                self.rows[offset] = values
+
+    def compact(self) -> None:
+        DeltaTable(str(table_of(self.lane))).optimize.compact()
+
+    def reset(self) -> None:
+        begin = self.random.randrange(self.end)
+        self.waiting = {key: value for key, value in self.waiting.items() if key[0] != "live"}
+        self.lane.perform(TurnKind.RESET, {TP: begin})
+        self.handle("live", range(begin, self.end))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_i16_with_records_in_flight_each_record_has_the_rows_of_the_handling_that_was_acked_last(seed: int) -> None:
+    random = Random(seed)
+    with lane_of({**EMITS, **TELLS, "retry": {"max_retries": 0}, "dead_letter": "none"}) as lane:
+        emits(0, {"id": "of a text column"})
+        lane.produce(b"{}")
+        lane.run()
+        found = Handlings(lane, random)
+        found.rows, found.end = {0: ["of a text column"]}, 1
+        for _ in range(10):
+            act = random.choice([found.live, found.backfill, found.answer] * 2 + [found.compact, found.reset])
+            act()
+            expected = sorted((offset, value) for offset, values in found.rows.items() for value in values)
+            assert sorted((offset, value) for offset, _, value in ids(lane)) == expected, act.__name__
