@@ -15,9 +15,9 @@ from ackline.ledger.offsets import OffsetRange, TopicPartition, arrays_of
 from ackline.ledger.turns import TurnKind
 from ackline.outputs import lane_rows
 from ackline.outputs.output_table import OutputTable
-from tests.backfill.shadow_lane import DiskBackfill, order, shadow, shop
+from tests.backfill.shadow_lane import order, shadow, shop
 from tests.outputs.test_turn import away
-from tests.worker.disk_lane import DiskLane
+from tests.worker.disk_lane import DiskBackfill, DiskLane
 
 TP = TopicPartition("orders", 0)
 V2 = "backfill-v2"

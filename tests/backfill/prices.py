@@ -40,3 +40,13 @@ def waits(record: Record) -> Iterator[Any]:
 def quiet(record: Record) -> Iterator[Any]:
     """Does what the second handler does, but for its topic: the tests have no broker to send to."""
     yield from (emit for emit in second(record) if emit.stream != "seen")
+
+
+def charges_more(record: Record) -> Iterator[Any]:
+    """Emits a price that is 10 too high."""
+    row = _row(record, ROUND_DOWN)
+    yield Emit(row | {"price": row["price"] + 10})
+
+
+mended = first
+"""The handler of the documents, without the mistake of `charges_more`."""

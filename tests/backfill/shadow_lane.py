@@ -3,21 +3,17 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
-from ackline.backfill.perform import backfill_pipeline
 from ackline.delta.files import DataFileWriter
 from ackline.delta.folder import Folder
 from ackline.delta.table import FencedTable
 from tests.support.actor import Killed
-from tests.support.memory_adapters import MemoryAdapters
-from tests.support.memory_lane import MemoryBackfill
-from tests.worker.disk_lane import DiskLane, lane_of
+from tests.worker.disk_lane import DiskBackfill, DiskLane, lane_of
 
 FIRST, SECOND, WAITS = (f"tests.backfill.prices:{name}" for name in ("first", "second", "waits"))
 FILE: dict[str, Any] = {
@@ -43,16 +39,6 @@ def shop(**of_file: Any) -> Iterator[DiskLane]:
         lane.produce(*ORDERS)
         lane.run()
         yield lane
-
-
-class DiskBackfill(MemoryBackfill):
-    """A backfill whose tables are on disk and whose handler is called by the tasks of jobs."""
-
-    live: DiskLane
-
-    def adapters(self, *_: Any, **changes: Any) -> MemoryAdapters:
-        pipeline = backfill_pipeline(self.live.adapters().pipeline, self.lane, self.arguments)
-        return replace(self.live.adapters_of(pipeline, self.lane), **changes)
 
 
 def shadow(lane: DiskLane, backfill_id: str = "v2", *ranges: str, **arguments: Any) -> DiskBackfill:

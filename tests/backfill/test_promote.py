@@ -12,11 +12,11 @@ from ackline.backfill.run import find_backfill, run_backfill
 from ackline.errors import ConfigError
 from ackline.forms.form import Entered
 from ackline.ledger.account import Account
-from tests.backfill.shadow_lane import DiskBackfill, killed_at, order, rows_of, shadow, shop
+from tests.backfill.shadow_lane import killed_at, order, rows_of, shadow, shop
 from tests.support.actor import Killed
 from tests.support.memory import ArrivedLetter
 from tests.support.memory_adapters import MemoryAdapters, no_session
-from tests.worker.disk_lane import DiskLane
+from tests.worker.disk_lane import DiskBackfill, DiskLane
 
 PROMOTED = "backfill-v2-promoted"
 

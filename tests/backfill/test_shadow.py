@@ -17,9 +17,10 @@ from ackline.outputs.output_table import OutputTable, shadows_of
 from ackline.pipeline.pipeline import Pipeline, pipeline_of_turn
 from ackline.verify.evidence import shadow_suffix
 from ackline.verify.read_tables import OutputTables, named_in_plans, read_table
-from tests.backfill.shadow_lane import FILE, WAITS, DiskBackfill, files_of, killed_at, rows_of, shadow, shop
+from tests.backfill.shadow_lane import FILE, WAITS, files_of, killed_at, rows_of, shadow, shop
 from tests.support.actor import Killed
 from tests.support.memory import ArrivedLetter, GroupCommit
+from tests.worker.disk_lane import DiskBackfill
 
 LIVE_ROWS = [(0, "1.00", "live"), (1, "2.00", "live"), (2, "3.99", "live"), (3, "4.00", "live"), (4, "5.00", "live")]
 SHADOW_ROWS = [(0, "1.01", "backfill-v2"), (1, "2.00", "backfill-v2"), (2, "4.00", "backfill-v2")]

@@ -2,13 +2,19 @@
 
 import json
 import os
+import shlex
+import shutil
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.backfill.shadow_lane import FILE, SECOND, rows_of, shop
+from tests.backfill.shadow_lane import FILE, SECOND, order, rows_of, shop
 from tests.cli.disk_command import DiskCommand
+from tests.e2e.documents import blocks, section
+from tests.support.memory_lane import NOON
+from tests.worker.disk_lane import DiskLane, lane_of
 
 BEGIN = ["backfill", "lane", "orders", "--handler", SECOND, "--shadow", "--id", "v2"]
 DIFF = ["diff", "lane", "live", "backfill-v2", "--rows", "prices"]
@@ -94,12 +100,35 @@ def test_s87_a_promotion_is_a_dry_run_until_it_is_confirmed_and_both_lanes_are_l
     assert ackline("backfill", "lane", "--id", "v2-promoted", "--yes", "--json").error["key"] == "--id", "not begun"
     done = ackline(*promote, "--yes", "--json").json
     assert (done["lane"], done["settled"], done["outcomes"]) == ("backfill-v2-promoted", True, {"acked": 5})
+    assert done["tables"] == {"prices": {"before": 1, "after": 2}}
     assert ackline(*promote, "--yes", "--json").json == done
     of_both = {each["id"]: each for each in ackline("backfill", "lane", "--list", "--json").json["backfills"]}
     assert (of_both["v2"]["promoted_by"], of_both["v2-promoted"]["promotes"]) == ("v2-promoted", "v2")
     assert "orders --shadow (promoted by v2-promoted)" in " ".join(ackline("backfill", "lane", "--list").output.split())
     found = ackline("diff", "lane", "backfill-v2", "backfill-v2-promoted", "--rows", "prices", "--json").json
     assert (found["same"], found["changed"]) == (5, 0)
+
+
+def test_the_tables_of_a_shadow_are_named_until_their_folders_are_removed_and_nothing_needs_them_then(
+    ackline: DiskCommand,
+) -> None:
+    folder = ackline.lane.root / "lane" / "outputs" / "prices__v2"
+    named = f"Tables of the shadow v2 stay until you remove their folders: {folder}. Only"
+    begin = ["backfill", "lane", "orders", "--shadow", "--id", "v2", "--yes"]
+    promote = ["backfill", "lane", "--id", "v2", "--promote", "--yes"]
+    assert named not in ackline(*begin, "--max-records", "2").output, "it is not settled"
+    assert named in ackline(*begin).output
+    assert named in ackline(*promote).output
+    shutil.rmtree(folder)
+    for arguments in (begin, promote):
+        again = ackline(*arguments)
+        assert (again.status, "shadow v2" in again.output) == (0, False)
+    assert ackline("backfill", "lane", "orders", "--id", "other", "--yes").status == 0
+    ackline.lane.produce(order(5, "6.00"))
+    ackline.lane.run()
+    ackline("backfill", "lane", "orders", "--shadow", "--id", "v3", "--yes")
+    shutil.rmtree(ackline.lane.root / "lane" / "outputs" / "prices__v3")
+    assert ackline("backfill", "lane", "--id", "v3", "--promote", "--yes").status == 0, "it needs none"
 
 
 def test_a_promotion_of_many_offsets_is_above_the_limit_as_a_backfill_is(ackline: DiskCommand) -> None:
@@ -111,3 +140,30 @@ def test_a_promotion_of_many_offsets_is_above_the_limit_as_a_backfill_is(ackline
         "more than `backfill.confirm_above` (4)"
         in ackline("backfill", "lane", "--id", "v2", "--promote", "--dry-run").output
     )
+
+
+def sum_of_prices(lane: DiskLane) -> float:
+    return sum(float(price) for _, price, _ in rows_of(lane, "prices"))
+
+
+def test_s85_s87_a_wrong_price_of_two_hours_is_corrected_as_the_documents_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comment in the block is a line of the command's output. Of eight orders, those from 10:00 on are wrong."""
+    wrong, mended = "tests.backfill.prices:charges_more", "tests.backfill.prices:mended"
+    file = {"handler": mended, "outputs": FILE["outputs"][:1], "backfill": {"handlers": [mended]}}
+    with lane_of(file) as lane:
+        for handler, hours in ((mended, (8, 9)), (wrong, (10, 10.5, 11, 11.5)), (mended, (12, 12))):
+            lane.settings["handler"] = handler
+            for hour in hours:
+                lane.produce(order(1, "20.00"), time=NOON + timedelta(hours=hour - 12))
+            lane.run()
+        ackline, sums = DiskCommand(lane, tmp_path, monkeypatch, file), [sum_of_prices(lane)]
+        [block] = blocks(section("docs/semantics.md", "### Correct a table by replaying it"))
+        for line in block.text.splitlines():
+            command, _, comment = line.replace(" orders ", " lane ").partition("  # ")
+            done = ackline(*shlex.split(command.replace("handlers.prices", "tests.backfill.prices"))[1:])
+            assert (done.status, comment.strip() in done.output + done.errors) == (0, True), (line, done)
+            sums.append(sum_of_prices(lane))
+        assert sums == [200, 200, 200, 200, 160]
+        assert [row[2] for row in rows_of(lane, "prices")] == [*["backfill-price-promoted"] * 4, *["live"] * 4]

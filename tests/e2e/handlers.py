@@ -91,6 +91,12 @@ def emit(record: Record) -> Iterator[Emit]:
     yield Emit(json.loads(record.value or b"{}"))
 
 
+def emit_mended(record: Record) -> Iterator[Emit]:
+    """Emits what the value holds, with an amount that is one less."""
+    row = json.loads(record.value or b"{}")
+    yield Emit(row | {"amount": row["amount"] - 1})
+
+
 @arrow_handler
 def emit_rows(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Emits what each value holds."""

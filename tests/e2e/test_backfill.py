@@ -211,3 +211,27 @@ def test_where_is_evaluated_in_the_tasks_of_spark(spark_lab: MakeLab) -> None:
     done = backfill(lane, "--all", "--where", "value.currency = 'XTS' AND partition = 1", "--id", "w")
     assert (done["settled"], done["outcomes"]) == (True, {"acked": 10, "skipped": 30})
     judge(lane, "w")
+
+
+def test_s87_a_shadow_in_spark_shows_what_its_promotion_does_and_the_checker_agrees(spark_lab: MakeLab) -> None:
+    mended, outputs = "tests.e2e.handlers:emit_mended", [{"from": "source", "table": "payments"}]
+    lane = spark_lab(partitions=2, handler="tests.e2e.handlers:emit", outputs=outputs, backfill={"handlers": [mended]})
+    for partition in (0, 1):
+        lane.produce(*[XTS | {"amount": 3}] * 10, partition=partition)
+    lane.run()
+
+    def rows(table: str = "payments") -> Counter[tuple[str, int]]:
+        read = DeltaTable(f"{lane.tables}/outputs/{table}").to_pyarrow_table().to_pylist()
+        return Counter((row["_lane"], row["amount"]) for row in read)
+
+    shadow = backfill(lane, f"{lane.topic}:1", f"{lane.topic}:0:0-5", "--shadow", "--handler", mended, "--id", "s")
+    assert (shadow["settled"], shadow["outcomes"]) == (True, {"acked": 15})
+    assert (rows(), rows("payments__s")) == ({("live", 3): 20}, {("backfill-s", 2): 15})
+    found = lane.ackline_json("diff", lane.name, "live", "backfill-s", "--rows", "payments")
+    assert (found["same"], found["changed"], found["columns"]) == (0, 15, {"amount": 15})
+    done = backfill(lane, "--id", "s", "--promote")
+    assert (done["settled"], done["outcomes"]) == (True, {"acked": 15})
+    assert rows() == {("live", 3): 5, ("backfill-s-promoted", 2): 15}
+    for backfill_id in ("s", "s-promoted"):
+        judge(lane, backfill_id)
+    lane.judge(settled=True)

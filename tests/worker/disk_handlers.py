@@ -7,6 +7,8 @@ from ackline import Emit, Record, Tuple
 
 ANSWERS: dict[int, Callable[[], Any]] = {}
 """What the handler of an offset does; without one it emits a plain row with the offset."""
+TOKENS: dict[int, str] = {}
+"""The newest token of each offset that `tells` has handled."""
 
 
 def emit(record: Record) -> Iterator[Any]:
@@ -15,6 +17,12 @@ def emit(record: Record) -> Iterator[Any]:
         yield from ANSWERS[record.offset]()
     else:
         yield Emit({"id": record.offset}, key="k")
+
+
+def tells(record: Record) -> Iterator[Any]:
+    """Does what `emit` does, and keeps the token of the record."""
+    TOKENS[record.offset] = record.token
+    yield from emit(record)
 
 
 def answer(record: Record) -> Any:

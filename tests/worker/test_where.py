@@ -17,7 +17,7 @@ from ackline.errors import ConfigError, TransientError
 from ackline.handler import Tier
 from ackline.ledger.outcomes import Outcome
 from ackline.pipeline.functions import check_functions
-from ackline.pipeline.streams import Stream, Translation
+from ackline.pipeline.streams import MESSAGE_CLASS, Stream, Translation
 from ackline.pipeline.where import connect
 from ackline.worker.outcomes import WHERE_FAILED, Outcomes
 from ackline.worker.records import Records
@@ -26,6 +26,7 @@ from ackline.worker.streams import Streams, call_handler, load_calls
 from ackline.worker.under_way import CallsUnderWay
 from ackline.worker.where import Match, Where
 from tests.ledger.strategies import REPEATABLE
+from tests.support.shop_messages import order
 from tests.worker.batches import ACKED, NOW, RowResult, records_of, results
 
 UNMATCHED: RowResult = ("skipped", "Unmatched")
@@ -315,6 +316,25 @@ def test_the_registry_that_does_not_answer_ends_the_task_and_no_record(code: Any
     found = Where("value.a = 1", ("bytes", "avro"), None, unreachable)
     with pytest.raises(TransientError, match="can't be reached"):
         found.matches(records_of([b"1"]))
+
+
+def test_the_fields_of_a_protobuf_message_are_those_that_a_handler_gets() -> None:
+    """Integers of 64 bits are texts, bytes are Base64, and a field with its default is missing."""
+    decoder = f"{MESSAGE_CLASS}tests.support.shop_messages:Order"
+    for where, match in (
+        ("value.customer.credit.units = 5 AND value.total.currency = 'XTS'", YES),
+        ("value.order_id = 123456789012", YES),
+        ("value.lines[0].count > 1 AND value.lines[-1].sku = 'pot'", YES),
+        ("value.lines[1].count IS NULL", YES),
+        ("value.by_shelf.left = 1", YES),
+        ("value.status = 'CANCELLED'", YES),
+        ("from_base64(value.seal::VARCHAR) = '\\x00\\xff'::BLOB", YES),
+        ("value.placed_at::TIMESTAMPTZ = '2023-11-14T22:13:20Z'", YES),
+        ("value.customer.full_name = 'Bob'", NO),
+        ("value.status > 1", FAILED),
+    ):
+        found = Streams(Translation((Stream("", "json:loads", value=decoder),), where=where))._wheres["bytes", decoder]
+        assert found.matches(records_of([order().SerializeToString(), b"Alice"])).tolist() == [match, YES], where
 
 
 def test_a_decoded_value_that_is_no_json_is_read_as_its_texts() -> None:

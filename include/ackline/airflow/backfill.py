@@ -261,11 +261,11 @@ class ReplayBackfillOperator(ReplayOperator):
     def _finish(self, context: Context, form: BackfillRequest, backfill: "Backfill", readable: bool) -> dict[str, Any]:
         """Returns the account of a lane that is settled, or logs it and waits for the next due time. `readable` is
         whether anything of the lane can be read now."""
-        from ackline.backfill.perform import account_object, account_text
+        from ackline.backfill.perform import report_of
 
-        account, now = backfill.account, self._now(context)
-        text = account_text(self.pipeline.name, form.lane, account, now)
-        result = shortened(account_object(form.lane, backfill.newest.turn.epoch, account))
+        with self._opened(context) as adapters:
+            (body, text), now = report_of(adapters, backfill), adapters.now()
+        account, result = backfill.account, shortened(body)
         self.log.info("%s\n%s", text, result)
         if account.settled or form.max_records is not None:
             return result

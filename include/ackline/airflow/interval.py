@@ -285,12 +285,12 @@ class IntervalPlan:
 
     def _end(self, text: str, adapters: "Adapters") -> NoReturn:
         """Ends the task as successful, with the account of the lane as its result, and skips the tasks after it."""
-        from ackline.backfill.perform import account_object, account_text
+        from ackline.backfill.perform import report_of
 
-        stored, lane = _find(adapters), self.interval.lane
+        stored = _find(adapters)
         if stored is not None:
-            self.task.log.info("%s", account_text(self.pipeline.name, lane, stored.account, adapters.now()))
-            account = account_object(lane, stored.newest.turn.epoch, stored.account)
+            account, report = report_of(adapters, stored)
+            self.task.log.info("%s", report)
             self.context["ti"].xcom_push(key="return_value", value=shortened(account))
         self.task.log.info("%s", text)
         raise DownstreamTasksSkipped(tasks=_later_tasks(self.task))  # type: ignore[no-untyped-call]

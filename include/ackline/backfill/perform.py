@@ -5,6 +5,7 @@ The command and the DAG `backfill__NAME` do these steps, each with its own confi
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -14,20 +15,22 @@ from ackline.backfill.choose import Choice, choose_offsets
 from ackline.backfill.form import DEAD_LETTER, HANDLER, ID, BackfillRequest, allowed_dead_letters, allowed_handlers
 from ackline.backfill.promote import promoted_arguments, promoted_choice
 from ackline.backfill.run import Backfill, account_of_choice, begin, check_epoch_before_is_settled, find_backfill
-from ackline.errors import ConfigError, counted
+from ackline.errors import AcklineError, ConfigError, counted
 from ackline.forms.arguments import BackfillArguments, check_same, id_of, lane_of
 from ackline.lane.adapters import Adapters
 from ackline.lane.rights import check_rights_to_read
 from ackline.lane.ways_out import LaneName, run
 from ackline.ledger.account import UNREAD, Account
 from ackline.ledger.offsets import OffsetRange, TopicPartition, count
+from ackline.outputs.lane_rows import versions_of_tables
 from ackline.outputs.output_table import table_of
 from ackline.pipeline.keys import DeadLetterBlock
-from ackline.pipeline.outputs import real_table
+from ackline.pipeline.outputs import real_table, shadow_table
 from ackline.pipeline.pipeline import Pipeline
 from ackline.scrub import scrub_address
 from ackline.tables.store import LedgerStore
 
+_LOST_VERSION = "a version that is not in its log any more"
 MOST_RANGES = 20
 """How many ranges a person is shown."""
 
@@ -39,9 +42,18 @@ class AskedObject(JsonObject):
     ranges: tuple[RangeObject, ...]
 
 
+class VersionsObject(JsonObject):
+    """The versions of an output table before the first turn of a lane and after the last one; null for one that the log
+    of the table does not hold any more."""
+
+    before: int | None
+    after: int | None
+
+
 class AccountObject(JsonObject):
     """The account of a lane: what was asked, and what has become of each offset."""
 
+    left_out = frozenset({"tables"})
     id: str
     lane: str
     epoch: int
@@ -51,6 +63,8 @@ class AccountObject(JsonObject):
     gaps: int
     pending: dict[str, int]
     next_due: Time | None
+    tables: dict[str, VersionsObject] | None = None
+    """By output table in which the lane has published; only in the report of a lane."""
 
 
 class GoneObject(RangeObject):
@@ -68,7 +82,7 @@ class OpenEndObject(PartitionObject):
 class PreparedObject(AccountObject):
     """A lane before anything of it is read, and what its choice has found; nothing for a lane that has begun."""
 
-    left_out = frozenset({"replaced", "of_epochs", "notes", "shadow_tables"})
+    left_out = AccountObject.left_out | {"replaced", "of_epochs", "notes", "shadow_tables"}
     dry_run: bool
     gone: tuple[GoneObject, ...] = ()
     open_end: tuple[OpenEndObject, ...] = ()
@@ -98,9 +112,37 @@ class BackfillObject(AccountObject):
     """The id of the backfill that promotes this shadow."""
 
 
-def account_object(lane: str, epoch: int, account: Account) -> AccountObject:
-    """Returns the account of a lane as an object."""
-    return AccountObject(**_account(lane, epoch, account))
+def report_of(adapters: Adapters, backfill: Backfill) -> tuple[AccountObject, str]:
+    """Returns the account of a lane as an object and for a person, with the versions of the output tables before and
+    after its turns: an engine that travels in time reads what a table held then."""
+    turn = backfill.newest.turn
+    tables = {scrub_address(place): of_table for place, of_table in versions_of_tables(adapters.store).items()}
+    lines = [account_text(turn.pipeline, turn.lane, backfill.account, adapters.now())]
+    for table, (before, after) in tables.items():
+        versions = [_LOST_VERSION if version is None else f"version {version}" for version in (before, after)]
+        lines.append(f"Output table {table}: {versions[0]} before the first turn, {versions[1]} after the last one.")
+    lines += _shadow_tables_left(adapters, backfill)
+    body = _account(turn.lane, turn.epoch, backfill.account)
+    objects = {table: VersionsObject(**of_table._asdict()) for table, of_table in tables.items()}
+    return AccountObject(**body, tables=objects or None), "\n".join(lines)
+
+
+def _shadow_tables_left(adapters: Adapters, backfill: Backfill) -> list[str]:
+    """Returns where the tables of a settled shadow are, for a person, with what removes them; of the shadow that the
+    lane promotes, too. Nothing for another lane, and once they are gone."""
+    arguments = backfill.arguments
+    shadow = id_of(backfill.newest.turn.lane) if arguments.shadow else arguments.promotes
+    if shadow is None or not backfill.account.settled:
+        return []
+    left = []
+    for output in adapters.pipeline.outputs or ():
+        # The settings of a shadow name its own tables, those of the pipeline and of a promotion the real ones.
+        name = shadow_table(real_table(output.table, shadow), shadow) if output.table is not None else None
+        with suppress(AcklineError):  # of a table that can't be read, which `ackline doctor` shows
+            if name is not None and (table := table_of(adapters.store, name)).state() is not None:
+                left.append(scrub_address(table.uri))
+    what = f"Tables of the shadow {shadow} stay until you remove their folders: {', '.join(left)}. Only"
+    return [f"{what} `ackline diff --rows` needs them."] if left else []
 
 
 def _account(lane: str, epoch: int, account: Account) -> dict[str, Any]:

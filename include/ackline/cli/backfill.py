@@ -18,14 +18,13 @@ import typer
 from ackline.backfill.form import FIELDS, BackfillRequest, request_of
 from ackline.backfill.perform import (
     PreparedBackfill,
-    account_object,
-    account_text,
     backfill_object,
     backfill_pipeline,
     begin_prepared,
     lane_arguments,
     prepare,
     prepared_object,
+    report_of,
 )
 from ackline.backfill.promote import promotions
 from ackline.backfill.run import Backfill, backfills, cancel, find_backfill, run_backfill
@@ -74,9 +73,7 @@ class Session:
         """Prints the account of a lane that has begun."""
         found = find_backfill(adapters.store)
         assert found is not None
-        turn = found.newest.turn
-        text = account_text(self.name, turn.lane, found.account, adapters.now())
-        formats.print_result(account_object(turn.lane, turn.epoch, found.account), text, self.as_json)
+        formats.print_result(*report_of(adapters, found), self.as_json)
 
 
 def backfill(

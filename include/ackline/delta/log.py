@@ -222,7 +222,8 @@ class DeltaLog:
             if len(actions) > _KEPT_ACTIONS:
                 return actions
             self._entries[version] = actions
-            self._entries.pop(version - _KEPT_ENTRIES, None)
+            for other in (version - _KEPT_ENTRIES, version + _KEPT_ENTRIES):  # read upward, or downward
+                self._entries.pop(other, None)
         return self._entries[version]
 
     def has_entry(self, version: int) -> bool:

@@ -5,6 +5,7 @@ counted first, from the columns of the record alone; a larger block is halved.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
@@ -15,11 +16,12 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from ackline.delta.reads import dataset_of
-from ackline.errors import ConfigError, FatalError, did_you_mean
+from ackline.errors import AcklineError, ConfigError, FatalError, did_you_mean
 from ackline.forms.arguments import BackfillArguments, id_of
 from ackline.lane.adapters import Adapters
 from ackline.lane.ways_out import run
 from ackline.ledger.offsets import NO_RANGES, Int64s, Ranges, TopicPartition, index_of_range, subtract, union
+from ackline.ledger.published import OutputsOfTurn
 from ackline.ledger.turns import LIVE, Settlement, TurnId
 from ackline.outputs.output_table import OutputTable, location_of, table_of
 from ackline.outputs.publish import lacks_rows
@@ -165,3 +167,28 @@ def blocks(lanes: Sequence[LaneRows], tp: TopicPartition, low: int, high: int) -
         yield from chain(blocks(lanes, tp, low, middle), blocks(lanes, tp, middle, high))
     elif rows:
         yield [lane.own(tp, lane.dataset.to_table(filter=chosen)) for lane, chosen in wanted]
+
+
+class TableVersions(NamedTuple):
+    """The versions of an output table `before` the first turn that a lane has published there and `after` the last one.
+    None for one that the log of the table does not hold any more, or of a table that can't be read."""
+
+    before: int | None = None
+    after: int | None = None
+
+
+def versions_of_tables(store: LedgerStore) -> dict[str, TableVersions]:
+    """Returns the versions of each output table, by its place, between which a lane has published, over all its epochs.
+    Turns of other lanes and compactions may be between them, too."""
+    commits, found = dict[str, list[tuple[str, int]]](), dict[str, TableVersions]()
+    settled = store.settlements.read(None, ["epoch", "turn", "outputs"]).to_pylist()
+    for row in sorted((row for row in settled if row["outputs"]), key=lambda row: (row["epoch"], row["turn"])):
+        outputs = OutputsOfTurn.decode(row["outputs"])
+        for place in outputs.tables:
+            commits.setdefault(place, []).append((outputs.application(place), outputs.number))
+    for place, of_table in sorted(commits.items()):
+        table, found[place] = table_of(store, place), TableVersions()
+        with suppress(AcklineError), table.errors():
+            if (state := table.state()) is not None:
+                found[place] = TableVersions(*table.states.versions_around(state, of_table))
+    return found

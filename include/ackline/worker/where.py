@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from importlib import import_module
 from typing import Any
 
 import duckdb
@@ -178,14 +177,7 @@ def _json_text(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
-def _plain(value: Any) -> Any:
-    """Returns a message of Protobuf as the mapping that `decode: protobuf` gives."""
-    if not hasattr(value, "DESCRIPTOR"):
-        raise TypeError(f"{type(value).__name__} is no JSON")
-    return import_module("google.protobuf.json_format").MessageToDict(value, preserving_proto_field_name=True)
-
-
-_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+_encode = msgspec.json.Encoder().encode
 
 
 def _headers_text(headers: Headers) -> str:
