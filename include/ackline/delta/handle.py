@@ -158,18 +158,19 @@ class LogStates:
 
     def versions_around(self, state: LogState, commits: Sequence[tuple[str, int]]) -> tuple[int | None, int | None]:
         """Returns the version before the first of some commits, and that of the last one that the log has. Each commit
-        is a transaction id and its number, in order. None for a version whose entry has expired. Reads the entries
-        since the first commit."""
-        last, wanted = None, set(commits)
+        is a transaction id and its number, in order; some may never have been stored. None for a version whose entry
+        has expired. Reads the entries since the first commit."""
+        first = last = None
+        wanted = set(commits)
         for version in range(state.version, -1, -1):
             actions = self._log.entry(version)
             if actions is None:
-                break
-            found = wanted.intersection((txn["appId"], txn["version"]) for txn in _transactions(actions))
-            last = version if found and last is None else last
-            if commits[0] in found:
-                return version - 1, last
-        return None, last
+                return None, last
+            if found := wanted.intersection((txn["appId"], txn["version"]) for txn in _transactions(actions)):
+                first, last = version, version if last is None else last
+                if commits[0] in found:
+                    break
+        return None if first is None else first - 1, last
 
     def commit_info(self, state: LogState, key: str, value: str, limit: int) -> Action | None:
         """Returns the metadata of the commit that has `value` under `key`; None if none of the newest `limit` has
