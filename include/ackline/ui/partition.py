@@ -10,7 +10,7 @@ from functools import cached_property
 
 from ackline.errors import GroupMoved, NewerCommit
 from ackline.ledger.commit_rule import CommitMetadata, check_commit_allowed
-from ackline.ledger.explain import HeldBy, OpenTransaction, PartitionEvidence, held_by
+from ackline.ledger.explain import HeldBy, OpenTransaction, PartitionEvidence, apart, held_by
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.planning import HELD_BACK, PARKED, PAUSED, RUN_FULL, WAITING, WINDOW_FULL
@@ -117,6 +117,7 @@ class PartitionReading:
         return PartitionEvidence(
             self.tp, self.floor, self.held_by, self.log_start, self.log_end, None, self.now, self.why,
             open_transaction=held, first_at_risk=self.settled.state.first_without_copy,
+            apart=apart(self.settled.state),
         )  # fmt: skip
 
     @property
@@ -140,7 +141,8 @@ class PartitionReading:
         """What the past of the partition says about its state."""
         signals = Signals.of(self.settled.metrics)
         soonest = [time for time in (signals.retention_at, self._reached_at_pace) if time is not None]
-        return replace(signals, retention_at=min(soonest, default=None) if self.is_behind else None)
+        waits = self.is_behind or self.pending
+        return replace(signals, retention_at=min(soonest, default=None) if waits else None)
 
     @property
     def _reached_at_pace(self) -> datetime | None:
