@@ -71,6 +71,12 @@ def test_s89_switching_on_releases_what_has_a_copy_and_switching_off_takes_nothi
     assert judged(lane) == []
 
 
+def test_s89_with_a_time_above_the_retention_the_turn_in_which_a_record_fails_releases_it() -> None:
+    lane = lane_with_release(TWICE, OK, rescue={**RESCUE, "before": "30d"})
+    run_at(lane, 0)
+    assert (lane.committed(), released(lane), lane.pending()) == (2, [(0, 1)], [(0, 1)])
+
+
 def test_s89_what_has_no_copy_yet_holds_the_floor_behind_what_has_one() -> None:
     lane = lane_with_release(FAILS, OK)
     run_at(lane, 0)
@@ -232,6 +238,15 @@ def test_s89_a_reset_that_would_leave_a_released_record_behind_is_refused(target
     run_at(lane, 18.5)
     assert lane.committed() == 4
     assert judged(lane) == []
+
+
+def test_s89_a_reset_into_a_topic_that_was_created_again_records_what_was_released_as_skipped() -> None:
+    lane = released_lane()
+    lane.create("orders", records=3)
+    lane.perform(TurnKind.RESET, {TP: 0})
+    assert lane.ranges(Outcome.SKIPPED) == [(0, 1)]
+    run_at(lane, 18.5)
+    assert lane.committed() == 3
 
 
 def test_s89_a_reset_of_another_partition_is_refused_too() -> None:

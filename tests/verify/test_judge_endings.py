@@ -323,3 +323,11 @@ def test_s89_a_commit_may_pass_what_the_turn_that_it_names_has_released_and_noth
     history.settlements[1].update(released=[])
     sentence = "I2 orders[0] offset 3: is below the committed offset, but has no terminal outcome"
     assert sentence in history.violations(settled=False)
+
+
+def test_s89_a_floor_that_passed_a_record_before_the_turn_that_released_it_is_named() -> None:
+    history = released_history(rescued((3, 4)), [])
+    pending = [retry(3, 4, 1, after_noon(100)), retry(5, 6, 1, after_noon(100))]
+    late = settlement(2, 5, 5, 10, *pending, rescued=rescued((3, 4)), released=[bounds(3, 4)])
+    history.settlements.insert(2, late)
+    assert "I1 orders[0] offset 3: the floor passed it before the turn that settled it" in history.violations()

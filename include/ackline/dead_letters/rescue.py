@@ -93,6 +93,20 @@ def rescue(adapters: Adapters, plan: Plan, lane: Lane) -> Lane:
     return {**lane, **found}
 
 
+def needs_rescue(adapters: Adapters, lane: Lane) -> bool:
+    """Returns whether a turn of the lane would copy a record now. False if the broker does not say."""
+    block = adapters.pipeline.rescue
+    if block is None:
+        return False
+    try:
+        logs = logs_as_read(adapters, {tp: row for tp, row in lane.items() if adapters.is_subscribed(tp)})
+        found = {tp: lane[tp] for tp in logs}
+        lost = lost_copies(adapters, {tp: row.state.copies for tp, row in found.items()})
+        return bool(_at_risk(adapters, _without_lost_copies(found, lost, logs), logs, block.before))
+    except AcklineError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class _RescueTopic:
     """The rescue topic as it is now: its id, and the partitions that have a leader."""

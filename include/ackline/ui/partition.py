@@ -10,7 +10,7 @@ from functools import cached_property
 
 from ackline.errors import GroupMoved, NewerCommit
 from ackline.ledger.commit_rule import CommitMetadata, check_commit_allowed
-from ackline.ledger.explain import HeldBy, OpenTransaction, PartitionEvidence, apart, held_by
+from ackline.ledger.explain import Apart, HeldBy, OpenTransaction, PartitionEvidence, apart, held_by
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.planning import HELD_BACK, PARKED, PAUSED, RUN_FULL, WAITING, WINDOW_FULL
@@ -117,7 +117,7 @@ class PartitionReading:
         return PartitionEvidence(
             self.tp, self.floor, self.held_by, self.log_start, self.log_end, None, self.now, self.why,
             open_transaction=held, first_at_risk=self.settled.state.first_without_copy,
-            apart=apart(self.settled.state),
+            apart=self.apart,
         )  # fmt: skip
 
     @property
@@ -129,6 +129,11 @@ class PartitionReading:
     def held_by(self) -> HeldBy | None:
         """The pending offset that holds the floor."""
         return held_by(self.settled.state)
+
+    @property
+    def apart(self) -> Apart | None:
+        """The pending offsets that do not hold the floor."""
+        return apart(self.settled.state)
 
     @property
     def pending(self) -> int:
@@ -172,7 +177,9 @@ class PartitionReading:
         holder = self.held_by
         if self.why is not None and self.why not in _HARMLESS and self.is_behind and holder is None:
             return self.settled.old_floor == self.floor and self.still_turns >= STUCK_TURNS
-        overdue = holder is not None and holder.due is not None and holder.due < self.settled_at - OPEN_TOO_LONG
+        waiting = [self.apart.first] if self.apart is not None else []
+        dues = [each.due for each in (holder, *waiting) if each is not None and each.due is not None]
+        overdue = min(dues, default=self.settled_at) < self.settled_at - OPEN_TOO_LONG
         return overdue and self.settled.old_floor == self.floor and not self.settled.paused
 
 
