@@ -243,7 +243,7 @@ def test_s89_a_reset_that_would_leave_a_released_record_behind_is_refused(target
 def test_s89_a_reset_into_a_topic_that_was_created_again_records_what_was_released_as_skipped() -> None:
     lane = released_lane()
     lane.create("orders", records=3)
-    lane.perform(TurnKind.RESET, {TP: 0})
+    lane.perform(TurnKind.RESET, {TP: 1})
     assert lane.ranges(Outcome.SKIPPED) == [(0, 1)]
     run_at(lane, 18.5)
     assert lane.committed() == 3

@@ -145,7 +145,7 @@ def _next_plan(
         if row.why not in planning.LEFT_ALONE
     )
     answers = not reads and _has_answers(adapters, newest)
-    # As for dead letters, once a run: where the copies fail, turns would follow each other without an end.
+    # As for dead letters, by the first turn of a run: each turn that reads copies as well.
     rescues = resend and not reads and needs_rescue(adapters, unfinished)
     return new_run_plan(adapters, newest, planned, reason) if reads or letters or answers or rescues else None
 
