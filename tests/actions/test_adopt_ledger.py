@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ackline.actions.adopt_ledger import adopt_ledger, prepare_adoption
+from ackline.actions.report import adoption_text
 from ackline.actions.void import open_turn, void_open_turn
 from ackline.answers.status import status
 from ackline.errors import ConfigError, FatalError, GroupBusy, GroupTaken, NewerCommit, TransientError
@@ -401,3 +402,14 @@ def test_s36_commits_of_older_turns_and_epochs_of_this_copy_are_its_own(guarante
         lane.world.committed[GROUP, TP] = commit
         lane.run()
     assert lane.committed() == 3
+
+
+@pytest.mark.parametrize("rescues", [False, True])
+def test_s89_a_new_ledger_says_where_the_copies_are_of_what_the_lost_one_had_released(rescues: bool) -> None:
+    lane = lost_ledger()
+    if rescues:
+        lane.create("rescue")
+        lane.settings["rescue"] = {"topic": "rescue", "release": True}
+    text = adoption_text(prepare_adoption(lane.adapters(), "lost"), done=False)
+    sentence = "are pending nowhere now: their copies are in rescue."
+    assert (sentence in text) is rescues

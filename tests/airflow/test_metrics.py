@@ -31,7 +31,7 @@ from tests.support.memory_lane import FAILS, FAILS_ONCE, NOON, OK, TP1, WAITS, A
 GAUGES = {
     "log_start", "log_end", "high_watermark", "records", "committed", "floor", "read", "lag", "lag_seconds",
     "open_transaction", "open_transaction_seconds", "due", "pending.retry", "pending.dead_letter", "pending.in_flight",
-    "pending.held_back", "rescued", "oldest_pending_seconds", "fetches", "fetch_seconds_max",
+    "pending.held_back", "rescued", "released", "oldest_pending_seconds", "fetches", "fetch_seconds_max",
     *(f"total.{word}" for word in TOTALS),
 }  # fmt: skip
 """Sent for partitions and for topics."""

@@ -1,12 +1,14 @@
 """A backfill of records that retention has taken reads the copies that the live lane has rescued (S88)."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from tests.steps.test_released import lane_with_release
 from tests.steps.test_rescue import COPIES, lane_with_rescue, run_at
 from tests.support.memory import ArrivedLetter
-from tests.support.memory_lane import FAILS, OK, TP, MemoryBackfill, MemoryLane
+from tests.support.memory_lane import FAILS, NOON, OK, TP, MemoryBackfill, MemoryLane
 
 
 def dead_lane() -> MemoryLane:
@@ -51,3 +53,39 @@ def test_s88_a_copy_that_is_gone_too_leaves_the_record_expired() -> None:
     backfill.run()
     assert backfill.ended(TP) == {0: "expired"}
     assert sum(isinstance(event, ArrivedLetter) for event in lane.world.history) == 1
+
+
+def test_s89_a_backfill_copies_what_retention_is_about_to_take_and_releases_nothing() -> None:
+    lane = lane_with_release(OK, OK)
+    run_at(lane, 0)
+
+    def fail(_: object) -> None:
+        raise ValueError
+
+    lane.world.handle = fail
+    backfill = MemoryBackfill(lane, "b", "orders:0:0-2")
+    backfill.run()
+    lane.world.now = NOON + timedelta(hours=18)
+    backfill.run()  # no retry is due before the nineteenth hour
+    state = backfill.newest().partitions[TP].state
+    assert (state.copies.offsets, list(state.released), state.floor) == (2, [], 0)
+    turns = backfill.newest().turn.n
+    backfill.run()
+    assert backfill.newest().turn.n == turns, "what has a copy needs no further turn"
+
+
+def test_s88_a_backfill_takes_one_turn_a_run_for_copies_that_fail() -> None:
+    lane = lane_with_release(OK)
+    run_at(lane, 0)
+
+    def fail(_: object) -> None:
+        raise ValueError
+
+    lane.world.handle = fail
+    backfill = MemoryBackfill(lane, "b", "orders:0:0-1")
+    backfill.run()
+    lane.world.now = NOON + timedelta(hours=18)
+    lane.world.faults.copies.extend(["lost"] * 5)
+    for turn in (2, 3):
+        backfill.run()
+        assert (backfill.newest().turn.n, backfill.newest().partitions[TP].state.copies.offsets) == (turn, 0)

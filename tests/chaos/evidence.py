@@ -100,7 +100,8 @@ def _settlements(world: World, lane: str) -> Iterator[Row]:
             yield (lane, turn.epoch, turn.n, settlement.kind.value, *tp, settled.old_floor, state.floor,
                    state.complete_to, pending, counts, settled.gaps, settlement.reason, ranges,
                    settled.topic_id, settled.leader_epoch, settlement.arguments,
-                   [(run.start, run.end, *run.log, run.first) for run in state.copies])  # fmt: skip
+                   [(run.start, run.end, *run.log, run.first) for run in state.copies],
+                   [(run.start, run.end) for run in state.released])  # fmt: skip
 
 
 def _outcomes(world: World, lane: str) -> Iterator[Row]:

@@ -15,6 +15,7 @@ from ackline.errors import ConfigError, FatalError
 from ackline.pipeline.warnings import TopicPolicy
 from ackline.spark import jars
 from tests.cli.memory_command import MemoryCommand
+from tests.steps.test_rescue import lane_with_rescue, run_at
 from tests.support.memory_kafka import MemoryCluster
 from tests.support.memory_lane import FAILS, OK, MemoryLane
 
@@ -249,6 +250,13 @@ def test_retention_that_reaches_the_floor_within_a_day_is_a_warning(
     assert is_ok
     assert text.startswith("warning: retention may take offset 0 of orders[0], which is not settled, from ")
     assert text.endswith("`ackline explain lane orders 0` names what holds it")
+    ackline.lane = lane = lane_with_rescue(FAILS)
+    run_at(lane, 0)
+    run_at(lane, 18)
+    lane.produce(FAILS)
+    run_at(lane, 18.1)
+    policies["orders"] = TopicPolicy(timedelta(hours=24))
+    assert "retention may take offset 1 of orders[0]" in details(ackline, lane)["retention"][1], "offset 0 has a copy"
 
 
 @pytest.mark.usefixtures("whole_machine")

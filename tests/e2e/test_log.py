@@ -32,16 +32,20 @@ def test_s3_s41_nothing_acked_leaves_the_floor_and_pending_offsets_that_retentio
     lane.judge(settled=True)
 
 
-def test_s88_pending_records_that_are_rescued_outlive_the_retention_of_their_topic(lab: MakeLab) -> None:
-    """Fault 44. What retention deletes is read from the copies, by retries and dead letters."""
+@pytest.mark.parametrize("release", [False, True])
+def test_s88_pending_records_that_are_rescued_outlive_the_retention_of_their_topic(release: bool, lab: MakeLab) -> None:
+    """Fault 44. What retention deletes is read from the copies, by retries and dead letters. With `release` these
+    records do not hold the floor (S89)."""
     lane = lab(retry=MINUTE | {"max_retries": 1})
     rescue = f"{lane.topic}.rescue"
     lane.broker.create_topic(rescue, config={"retention.ms": "-1"})
-    lane.configure(rescue={"topic": rescue, "before": "3650d"})
+    lane.configure(rescue={"topic": rescue, "before": "3650d", "release": release})
     lane.produce_records(5, fails(range(4), 1) | fails([4], -1))
     lane.run()
     [copies] = lane.settled().state.copies
     assert (copies.start, copies.end, copies.log.topic, copies.first) == (0, 5, rescue, 0)
+    assert lane.committed() == (5 if release else 0)
+    lane.judge()
     lane.expire(5)
     lane.produce_records(1)
     lane.advance_clock(60)

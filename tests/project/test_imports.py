@@ -49,8 +49,8 @@ ROOMS: dict[str, set[str]] = {
         "steps", "actions",
     },
     "backfill": {
-        ROOT_ROOM, "ledger", "pipeline", "forms", "tables", "lane", "outputs", "in_flight", "steps", "actions",
-        "answers",
+        ROOT_ROOM, "ledger", "pipeline", "forms", "tables", "lane", "outputs", "in_flight", "dead_letters", "steps",
+        "actions", "answers",
     },
     "airflow": {
         ROOT_ROOM, "ledger", "pipeline", "forms", "delta", "tables", "spark", "lane", "outputs", "steps", "actions",

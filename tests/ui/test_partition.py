@@ -12,6 +12,7 @@ import pytest
 from ackline.audit.history import recent_turns
 from ackline.delta.log import DeltaLog
 from ackline.ledger.commit_rule import CommitMetadata, Committed
+from ackline.ledger.copies import Copies, CopyLog, CopyRun
 from ackline.ledger.explain import explain_partition
 from ackline.ledger.fold import PartitionState
 from ackline.ledger.offsets import TopicPartition, ValuedRange
@@ -21,12 +22,14 @@ from ackline.ledger.states import State
 from ackline.ledger.turns import LIVE, SettledPartition
 from ackline.tables.lease import Holder, Lease, StoppedRun
 from ackline.ui import readings, stored
+from ackline.ui.charts import partition_picture
 from ackline.ui.partition import PartitionReading, worst_first
 from ackline.ui.readings import LaneReading
 from tests.support.memory_lane import OK, MemoryLane
 from tests.ui.stored_lanes import StoredPartition, write_lane
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+COPIES = Copies.of([CopyRun(7, 8, CopyLog("rescue", "id-r", 0), 3)])
 TP, TP1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
@@ -66,6 +69,23 @@ def test_records_that_wait_for_the_next_run_are_worked_on_and_those_that_wait_fo
 ], ids=["a dead letter is not acknowledged", "a retry is overdue", "no leader"])  # fmt: skip
 def test_a_floor_that_no_later_run_moves_is_stuck(stuck: PartitionReading) -> None:
     assert stuck.state is State.STUCK
+
+
+def test_s89_a_released_record_is_shown_apart_and_is_stuck_once_its_retry_is_overdue() -> None:
+    def released(due: datetime) -> PartitionReading:
+        state = PartitionState(50, [ValuedRange(7, 8, retry(due))]).with_copies(COPIES, COPIES.ranges)
+        settled = replace(reading().settled, old_floor=50, state=state)
+        return replace(reading(), settled=settled)
+
+    found = released(NOON + timedelta(hours=1))
+    assert (found.floor, found.held_by, found.pending, found.lag, found.state) == (50, None, 1, 0, State.WAITING)
+    assert "1 released record is pending apart" in explain_partition(found.evidence).sentence
+    assert "pending retry" in partition_picture(replace(found, settled=with_log_start(found, 20)))
+    assert released(NOON - timedelta(hours=2)).state is State.STUCK
+
+
+def with_log_start(part: PartitionReading, offset: int) -> SettledPartition:
+    return replace(part.settled, metrics={**(part.settled.metrics or {}), "log_start": float(offset)})
 
 
 def test_i20_behind_an_open_transaction_a_partition_waits_and_names_it() -> None:

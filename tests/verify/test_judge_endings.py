@@ -273,3 +273,61 @@ def test_s88_a_settled_record_that_keeps_a_copy_is_named() -> None:
     history.settlements[2]["rescued"] = rescued((5, 6))
     sentence = "S88 orders[0] offset 5: has a copy in the rescue topic after turn 2, but is not pending"
     assert sentence in history.violations()
+
+
+def released_history(rescued_ranges: list[Row], released_ranges: list[Row]) -> History:
+    """Turn 1 leaves 3 and 5 pending, and its floor is above 3."""
+    history = History()
+    history.settlements[1].update(new_floor=5, rescued=rescued_ranges, released=released_ranges)
+    history.settlements[2].update(old_floor=5)
+    return history
+
+
+def test_s89_a_floor_may_pass_a_pending_record_whose_copy_and_release_are_stored_with_it() -> None:
+    assert released_history(rescued((3, 4)), [bounds(3, 4)]).violations() == []
+
+
+def test_s89_a_floor_that_passed_a_pending_record_that_is_not_released_is_named() -> None:
+    found = released_history(rescued((3, 4)), []).violations()
+    assert (
+        "I4 orders[0] offset 5: is the floor of turn 1, but by its pending offsets and complete_to it is 3" in found
+    ), "a copy alone releases nothing"
+    assert "I1 orders[0] offset 3: the floor passed it before the turn that settled it" in found
+
+
+def test_s89_a_record_that_is_released_without_a_copy_is_named() -> None:
+    found = released_history([], [bounds(3, 4)]).violations()
+    assert found == ["S89 orders[0] offset 3: was released in turn 1, which has stored no copy of it"]
+
+
+def test_s89_a_record_that_is_released_and_not_pending_is_named() -> None:
+    found = released_history(rescued((3, 4)), [bounds(3, 5)]).violations()
+    assert "S89 orders[0] offset 4: is released after turn 1, but is not pending" in found
+
+
+def test_s89_a_release_that_is_taken_back_is_named() -> None:
+    history = released_history(rescued((3, 4)), [bounds(3, 4)])
+    pending = [retry(3, 4, 1, after_noon(100)), retry(5, 6, 1, after_noon(100))]
+    history.settlements.insert(2, settlement(2, 5, 3, 10, *pending, rescued=rescued((3, 4))))
+    found = history.violations()
+    assert "S89 orders[0] offset 3: was released, and holds the floor again after turn 2" in found
+    assert "I3 orders[0] offset 3: turn 2 (run) lowers the floor from 5" in found
+
+
+def test_s89_a_commit_may_pass_what_the_turn_that_it_names_has_released_and_nothing_else() -> None:
+    history = released_history(rescued((3, 4)), [bounds(3, 4)])
+    del history.settlements[2:], history.plans[1:]
+    history.outcomes = [row for row in history.outcomes if row["turn"] == 1]
+    history.turn, history.committed, history.calls = 1, 5, history.calls[:8]
+    assert history.violations(settled=False) == []
+    history.settlements[1].update(released=[])
+    sentence = "I2 orders[0] offset 3: is below the committed offset, but has no terminal outcome"
+    assert sentence in history.violations(settled=False)
+
+
+def test_s89_a_floor_that_passed_a_record_before_the_turn_that_released_it_is_named() -> None:
+    history = released_history(rescued((3, 4)), [])
+    pending = [retry(3, 4, 1, after_noon(100)), retry(5, 6, 1, after_noon(100))]
+    late = settlement(2, 5, 5, 10, *pending, rescued=rescued((3, 4)), released=[bounds(3, 4)])
+    history.settlements.insert(2, late)
+    assert "I1 orders[0] offset 3: the floor passed it before the turn that settled it" in history.violations()

@@ -56,6 +56,9 @@ class Adoption:
     older_copy: bool = False
     """Whether a newer copy of the same ledger has committed the group. This copy then gets a new id."""
     outstanding: OutstandingTokens = OutstandingTokens(0, 0)
+    rescue_topic: str | None = None
+    """If a new ledger begins: where the copies are of what the lost one may have had pending below the commits. None
+    without `rescue`."""
 
 
 def prepare_adoption(adapters: Adapters, reason: str) -> Adoption:
@@ -73,7 +76,8 @@ def prepare_adoption(adapters: Adapters, reason: str) -> Adoption:
         if not joining:
             raise ConfigError(f"{adapters.pipeline.name}: no subscribed topic exists, so no ledger can begin")
         lost = OutstandingTokens(None if adapters.pipeline.ack_topic is not None else 0, 0)
-        return Adoption(_ledgers(adapters, view.committed), joining, outstanding=lost)
+        rescue_topic = adapters.pipeline.rescue_topic
+        return Adoption(_ledgers(adapters, view.committed), joining, outstanding=lost, rescue_topic=rescue_topic)
     commits = _commits_of_others(adapters, newest, view.committed)
     if not commits and not joining:
         raise ConfigError(f"{adapters.pipeline.name}: {NOTHING}")

@@ -260,6 +260,11 @@ def adoption_text(adoption: Adoption, done: bool) -> str:
             "pending in it."
         )
     lines += _outstanding_text(adoption.outstanding)
+    if adoption.rescue_topic is not None and adoption.ledgers:
+        lines.append(
+            f"Records below these commits that the other ledger had released (`rescue.release`) are pending nowhere "
+            f"now: their copies are in {adoption.rescue_topic}."
+        )
     if adoption.begins:
         lines.append("Partitions that begin in this ledger:" if done else "Partitions that would begin in this ledger:")
         lines += [f"  {tp}: at {row.state.floor:,} ({row.evidence})" for tp, row in sorted(adoption.begins.items())]

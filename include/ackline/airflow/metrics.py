@@ -58,6 +58,7 @@ _POSITIONS = {
     "due": "offsets",
     **{f"pending.{kind.value}": "offsets" for kind in PendingKind},
     "rescued": "offsets",
+    "released": "offsets",
     "oldest_pending_seconds": "seconds",
     **{f"total.{word}": "offsets" for word in TOTALS},
     "fetches": "fetches",

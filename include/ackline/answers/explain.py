@@ -169,7 +169,7 @@ def explanations_of(
             tp, status.floor, status.held_by, log_start, log_end, status.retention_eta, now, status.why,
             _next_run(adapters, standing, status.why), status.epoch,
             OpenTransaction(held.since, held.records) if (held := status.open_transaction) is not None else None,
-            status.first_at_risk,
+            status.first_at_risk, status.apart,
         )  # fmt: skip
         explanations.append(explain_partition(evidence))
     return explanations
@@ -216,7 +216,7 @@ def _log_of(adapters: Adapters, newest: Settlement, tp: TopicPartition) -> LogBo
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """What holds a lane: partitions with a pending record at their floor or an open transaction, and the open turn."""
+    """What holds a lane: partitions with a pending record or an open transaction, and the open turn."""
 
     explanations: Sequence[PartitionExplanation]
     more: int
@@ -226,6 +226,6 @@ class HeldBack:
 
 def held_back(adapters: Adapters, worst: Sequence[PartitionStatus], standing: StandsStill | None = None) -> HeldBack:
     """Returns what holds the floors of these partitions, of at most MOST_EXPLAINED of them, in their order."""
-    held = [status for status in worst if status.held_by is not None or status.open_transaction is not None]
+    held = [status for status in worst if status.held_by or status.apart or status.open_transaction]
     explanations = explanations_of(adapters, held[:MOST_EXPLAINED], standing)
     return HeldBack(explanations, len(held) - len(explanations), open_turn_of(adapters))

@@ -88,7 +88,9 @@ def _problem(status: PartitionStatus) -> str | None:
         elif status.retention_eta is not None:
             text = f"retention may take offset {first} from {status.retention_eta:%Y-%m-%d %H:%M:%S} UTC on"
     elif text is None and status.state is State.STUCK:
-        text = f"the floor {status.floor} has not moved since {status.floor_since:%Y-%m-%d %H:%M:%S} UTC"
+        text = "dead letters are not acknowledged"  # without a floor that waits, if their records are released
+        if status.floor_since is not None:
+            text = f"the floor {status.floor} has not moved since {status.floor_since:%Y-%m-%d %H:%M:%S} UTC"
     elif text is None and status.state is State.FAILING:
         text = "records died in the last hour"
         if status.failing_share:

@@ -170,7 +170,7 @@ def _keeps_back(
         return StandsStill(
             "DeadLetters",
             f"the topic {topic} has not acknowledged {counted(number, 'dead letter')} ({waiting}), so the "
-            f"records hold their floors. Each run sends them again, and its log has the broker's reason. Mend the "
+            f"records stay pending. Each run sends them again, and its log has the broker's reason. Mend the "
             f"topic; `{command}` checks it",
             command,
             partial=True,

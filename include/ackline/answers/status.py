@@ -19,7 +19,7 @@ from ackline.lane.log_checks import KafkaView, observe_kafka
 from ackline.lane.plans import lane_ranges
 from ackline.lane.turn_metrics import expiries_without_copies, first_times
 from ackline.lane.ways_out import StandsStill
-from ackline.ledger.explain import HeldBy, OpenTransaction, held_by
+from ackline.ledger.explain import Apart, HeldBy, OpenTransaction, apart, held_by
 from ackline.ledger.fold import PendingKind
 from ackline.ledger.metrics import (
     FETCH_MAX,
@@ -32,7 +32,7 @@ from ackline.ledger.metrics import (
     oldest_pending,
     steps_json,
 )
-from ackline.ledger.offsets import TopicPartition
+from ackline.ledger.offsets import TopicPartition, count
 from ackline.ledger.planning import NO_LEADER, PARKED, PAUSED
 from ackline.ledger.states import PartitionFacts, Signals, State, is_behind, state_of
 from ackline.ledger.turns import Plan, SettledPartition, Settlement, TurnId
@@ -72,7 +72,7 @@ class PartitionStatus(_WithTotals):
     stop at it (missing, created again, truncated); None if there is none. `state` is how the partition is
     (`ackline.ledger.states`); `failing_share` is the share of the last new records that failed, None if no turn has met
     any. `retention_eta` is when retention may take the first record that is not settled and has no copy in the rescue
-    topic; `rescued` counts the pending records that have one.
+    topic; `rescued` counts the pending records that have one, and `released` those that do not hold the floor.
     """
 
     lane: str
@@ -102,6 +102,7 @@ class PartitionStatus(_WithTotals):
     high_watermark: int | None
     open_transaction: OpenTransactionObject | None
     rescued: int
+    released: int
     why: str | None = None
     floor_since: datetime | None = Field(default=None, exclude=True)
     """Since when the floor has not moved, though records wait above it."""
@@ -110,7 +111,9 @@ class PartitionStatus(_WithTotals):
     first_at_risk: int = Field(exclude=True)
     """The lowest offset that is not settled and has no copy in the rescue topic."""
     held_by: HeldBy | None = Field(default=None, exclude=True)
-    """The pending offset that holds the floor; None if nothing is pending, and under the claim of an open turn."""
+    """The pending offset that holds the floor; None if none does, and under the claim of an open turn."""
+    apart: Apart | None = Field(default=None, exclude=True)
+    """The pending records that do not hold the floor."""
 
 
 class TopicStatus(_WithTotals):
@@ -137,6 +140,7 @@ class TopicStatus(_WithTotals):
     high_watermark: int | None
     open_transaction: OpenTransactionObject | None
     rescued: int
+    released: int
 
 
 def status(adapters: Adapters) -> list[PartitionStatus]:
@@ -182,7 +186,7 @@ def status_and_missing(adapters: Adapters, reads_broker: bool = True) -> tuple[l
         if same_log is not None and same_log.open_transaction:
             held = OpenTransaction(times.open_since.get(tp), same_log.open_transaction)
         facts = PartitionFacts(
-            max(floors[tp], settled.state.first_without_copy),
+            settled.state.first_without_copy if settled.state.pending else floors[tp],
             lag if chosen is None else settled.state.unsettled_in(chosen[tp]), log.start if log else None,
             sum(pending.values()),
             undelivered=pending[PendingKind.DEAD_LETTER],
@@ -221,15 +225,17 @@ def status_and_missing(adapters: Adapters, reads_broker: bool = True) -> tuple[l
                 failing_share=signals.failing_share,
                 floor_since=signals.floor_since,
                 retention_eta=facts.signals.retention_at
-                if is_behind(lag, facts.open_transaction) is not False
+                if facts.pending or is_behind(lag, facts.open_transaction) is not False
                 else None,
                 high_watermark=log.high_watermark if log else None,
                 open_transaction=held,
                 rescued=settled.state.copies.offsets,
+                released=count(settled.state.released),
                 first_at_risk=facts.first_at_risk,
                 why=why,
                 unsettled_since=first_at,
                 held_by=held_by(settled.state) if floors[tp] == settled.state.floor else None,
+                apart=apart(settled.state),
             )
         )
     return partitions, view.missing
@@ -314,7 +320,8 @@ def _topic_status(topic: str, partitions: list[PartitionStatus]) -> TopicStatus:
         values = [value for each in partitions if (value := getattr(each, name)) is not None]
         return combine(values) if values else None
 
-    sums = ("log_start", "log_end", "high_watermark", "committed", "floor", "read", "due", "lag", "fetches", "rescued")
+    sums = ("log_start", "log_end", "high_watermark", "committed", "floor", "read", "due", "lag", "fetches", "rescued",
+            "released")  # fmt: skip
     highest = ("lag_seconds", "fetch_seconds_max")
     return TopicStatus(
         topic=topic,

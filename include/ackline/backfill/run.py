@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ackline.actions.void import void_open_turn
 from ackline.answers.standstill import what_stands_still
 from ackline.backfill.choose import Choice
+from ackline.dead_letters.rescue import needs_rescue
 from ackline.errors import ConfigError, FatalError, LedgerError
 from ackline.forms.arguments import BackfillArguments
 from ackline.in_flight.ack_topic import unread_answers
@@ -61,9 +62,9 @@ def plan_backfill(
     """Returns the lane's open plan, or else a new one, stored; without a plan if nothing can be read now.
 
     The turn reads `max_records` offsets at most. With `resend`, it is also taken for dead letters alone that were not
-    acknowledged. A new plan stores `reason`; an open one keeps its own. Raises ConfigError if the lane has not begun,
-    the dead-letter topic is missing or an output has other columns, TopicChanged if a log is not the one in which the
-    offsets were chosen.
+    acknowledged, and for pending records alone that retention is about to take. A new plan stores `reason`; an open one
+    keeps its own. Raises ConfigError if the lane has not begun, the dead-letter topic is missing or an output has other
+    columns, TopicChanged if a log is not the one in which the offsets were chosen.
     """
 
     def begin() -> None:
@@ -144,7 +145,9 @@ def _next_plan(
         if row.why not in planning.LEFT_ALONE
     )
     answers = not reads and _has_answers(adapters, newest)
-    return new_run_plan(adapters, newest, planned, reason) if reads or letters or answers else None
+    # As for dead letters, by the first turn of a run: each turn that reads copies as well.
+    rescues = resend and not reads and needs_rescue(adapters, unfinished)
+    return new_run_plan(adapters, newest, planned, reason) if reads or letters or answers or rescues else None
 
 
 def _has_answers(adapters: Adapters, newest: Settlement) -> bool:

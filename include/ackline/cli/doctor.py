@@ -543,8 +543,8 @@ def _logs(adapters: Adapters) -> Iterator[Check]:
     others = f", and of {counted(len(near) - 1, 'more partition')} within a day" if len(near) > 1 else ""
     yield Check(
         "retention", True,
-        f"{_WARNING}retention may take offset {first.floor} of {first.topic}[{first.partition}], which is not settled, "
-        f"from {at:%Y-%m-%d %H:%M:%S} UTC on{others}; raise retention.ms, or run more often: `ackline explain "
+        f"{_WARNING}retention may take offset {first.first_at_risk} of {first.topic}[{first.partition}], which is not "
+        f"settled, from {at:%Y-%m-%d %H:%M:%S} UTC on{others}; raise retention.ms, or run more often: `ackline explain "
         f"{adapters.pipeline.name} {first.topic} {first.partition}` names what holds it",
     )  # fmt: skip
 

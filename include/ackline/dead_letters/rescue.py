@@ -6,6 +6,11 @@ settlement names it only after all replicas have it. A process that is killed in
 reads, and the next settle copies the records again. Two processes that settle the same turn may both copy: only the
 places in the settlement that was stored count.
 
+With `rescue.release` the same settlement marks the live lane's pending records with copies as released: they do not
+hold its floor any more. The copy comes first, then the settlement that names it, and the group is committed last, so at
+no time does the group pass a record whose copy the ledger can't name (S89). What is stored decides: a process that is
+killed before the settlement has released nothing, and `release: false` later takes nothing back.
+
 No error here stops the turn. What is at risk is still in its topic, and a turn that stayed open would keep back the
 outcomes that it has, and rescue no record either. So settle logs a warning and goes on without these copies. The
 partition is shown as losing, and the next turn tries again.
@@ -22,7 +27,7 @@ from ackline.kafka.copies import copy_of
 from ackline.kafka.exact import Found
 from ackline.kafka.produce import Row
 from ackline.lane.adapters import Adapters
-from ackline.lane.log_checks import logs_as_read, lost_copies
+from ackline.lane.log_checks import LostCopies, logs_as_read, lost_copies
 from ackline.lane.turn_metrics import expiries_of, first_times
 from ackline.ledger.copies import Copies, CopyLog, CopyRun
 from ackline.ledger.offsets import (
@@ -35,7 +40,7 @@ from ackline.ledger.offsets import (
     intersect,
     subtract,
 )
-from ackline.ledger.turns import Plan, SettledPartition
+from ackline.ledger.turns import LIVE, Plan, SettledPartition
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +55,8 @@ Lane = dict[TopicPartition, SettledPartition]
 
 def rescue(adapters: Adapters, plan: Plan, lane: Lane) -> Lane:
     """Returns the lane's partitions after the turn with the places of all copies, those that this process has made now
-    included. Copies each pending record that has no copy and that retention may take within `rescue.before`.
+    included. Copies each pending record that has no copy and that retention may take within `rescue.before`. With
+    `rescue.release`, what has a copy that is there holds no floor of the live lane.
 
     The cost is that of the records at risk, with a few of them in memory. Raises nothing of Kafka.
     """
@@ -63,7 +69,8 @@ def rescue(adapters: Adapters, plan: Plan, lane: Lane) -> Lane:
         topic = _topic(adapters, block.topic)
         logs = logs_as_read(adapters, pending)
         # A copy that is gone protects nothing. As long as its original is there, the record is copied once more.
-        kept = _without_lost_copies(adapters, {tp: pending[tp] for tp in logs}, logs)
+        lost = lost_copies(adapters, {tp: pending[tp].state.copies for tp in logs})
+        kept = _without_lost_copies({tp: pending[tp] for tp in logs}, lost, logs)
         risky = _at_risk(adapters, kept, logs, block.before)
         copied = {tp: _copied(adapters, plan, tp, kept[tp], ranges, topic) for tp, ranges in risky.items()}
         # Checked again after reading and sending: another log has given other records, and in another rescue topic the
@@ -76,8 +83,28 @@ def rescue(adapters: Adapters, plan: Plan, lane: Lane) -> Lane:
             "%s: no pending record was rescued from retention, and the next turn tries again: %s", plan.turn, error
         )
         return lane
-    found = {tp: _with_copies(kept[tp], copied.get(tp, ()) if tp in still else ()) for tp in kept}
+    found, releases = dict(kept), block.release and plan.turn.lane == LIVE  # a backfill lane commits nothing
+    for tp, row in kept.items() if releases else [(tp, kept[tp]) for tp in copied]:
+        copies, made = row.state.copies, Copies.of(copied.get(tp, ()) if tp in still else ())
+        # What is gone with its copy goes on holding the floor: the next plan stops there, and an operator decides.
+        there = copies.minus(lost[tp].offsets) if tp in lost else copies
+        release = there.plus(made).ranges if releases else None
+        found[tp] = replace(row, state=row.state.with_copies(copies.plus(made), release))
     return {**lane, **found}
+
+
+def needs_rescue(adapters: Adapters, lane: Lane) -> bool:
+    """Returns whether a turn of the lane would copy a record now. False if the broker does not say."""
+    block = adapters.pipeline.rescue
+    if block is None:
+        return False
+    try:
+        logs = logs_as_read(adapters, {tp: row for tp, row in lane.items() if adapters.is_subscribed(tp)})
+        found = {tp: lane[tp] for tp in logs}
+        lost = lost_copies(adapters, {tp: row.state.copies for tp, row in found.items()})
+        return bool(_at_risk(adapters, _without_lost_copies(found, lost, logs), logs, block.before))
+    except AcklineError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +132,18 @@ def _topic(adapters: Adapters, name: str) -> _RescueTopic:
     return _RescueTopic(name, info.topic_id, led)
 
 
-def _without_lost_copies(adapters: Adapters, lane: Lane, logs: Mapping[TopicPartition, LogBounds]) -> Lane:
+def _without_lost_copies(
+    lane: Lane, lost: Mapping[TopicPartition, LostCopies], logs: Mapping[TopicPartition, LogBounds]
+) -> Lane:
     """Returns the partitions without the places of copies that are gone and whose originals are still there.
 
     Of a record that is gone from its topic the place stays: the lane then stops with an error that names it, and the
     record is never `expired`.
     """
     kept = dict(lane)
-    for tp, lost in lost_copies(adapters, {tp: row.state.copies for tp, row in lane.items()}).items():
+    for tp, of_tp in lost.items():
         state, span = lane[tp].state, arrays_of([OffsetRange(logs[tp].start, logs[tp].end)])
-        there = intersect(lost.offsets, span)[:2]
+        there = intersect(of_tp.offsets, span)[:2]
         kept[tp] = replace(lane[tp], state=replace(state, copies=state.copies.minus(there)))
     return kept
 
@@ -215,9 +244,3 @@ def _add_runs(runs: list[CopyRun], copy_log: CopyLog, batch: Mapping[int, Row]) 
             runs[-1] = last._replace(end=offset + 1)
         else:
             runs.append(CopyRun(offset, offset + 1, copy_log, copy.offset))
-
-
-def _with_copies(row: SettledPartition, runs: Sequence[CopyRun]) -> SettledPartition:
-    if not runs:
-        return row
-    return replace(row, state=replace(row.state, copies=row.state.copies.plus(Copies.of(runs))))

@@ -14,7 +14,7 @@ from ackline.errors import ConfigError, counted
 from ackline.lane.adapters import Adapters
 from ackline.lane.commit import commit_metadata_of
 from ackline.lane.log_checks import check_not_truncated, check_topic_not_recreated
-from ackline.lane.ways_out import start_over, void_advice
+from ackline.lane.ways_out import Way, start_over, void_advice
 from ackline.ledger.commit_rule import Committed, is_of_ledger, still_acknowledged
 from ackline.ledger.offsets import (
     ChosenRanges,
@@ -24,6 +24,7 @@ from ackline.ledger.offsets import (
     ValuedRanges,
     arrays_of,
     clipped,
+    count,
 )
 from ackline.ledger.order import Order
 from ackline.ledger.pending import PendingKind, PendingRuns, join_attempts
@@ -190,7 +191,7 @@ def action_plan(
     moves = {tp: target for tp, target in targets.items() if isinstance(target, int)}
     logs = _action_logs(adapters, newest, kind, moves)
     if kind.opens_epoch:
-        _check_rescued_are_kept(adapters, newest, moves)
+        _check_rescued_are_kept(adapters, newest, moves, logs)
     committed = adapters.group.committed(list(targets), stable=kind.moves_floor)
     partitions = {}
     for tp, target in targets.items():
@@ -209,11 +210,30 @@ def action_plan(
     return new_plan(adapters, newest, kind, partitions, reason)
 
 
-def _check_rescued_are_kept(adapters: Adapters, newest: Settlement, targets: Mapping[TopicPartition, int]) -> None:
-    """Raises ConfigError if a new epoch would begin below the log start where records have copies alone.
+def _check_rescued_are_kept(
+    adapters: Adapters,
+    newest: Settlement,
+    targets: Mapping[TopicPartition, int],
+    logs: Mapping[TopicPartition, tuple[str, LogBounds]],
+) -> None:
+    """Raises ConfigError if a new epoch would begin below the log start where records have copies alone, or above
+    records that do not hold the floor because they have copies.
 
-    The epoch begins with nothing pending, so without copies: it would settle these records as `expired` (S88).
+    The epoch begins with nothing pending, so without copies: it would settle the first as `expired` (S88), and nobody
+    would read the second again (S89). A topic that was created again is left out: an operator has to begin anew there,
+    and its records are skipped by name.
     """
+    for tp, row in newest.partitions.items():
+        start = targets.get(tp, row.state.floor)
+        behind = row.state.released.within(arrays_of(clipped(None, 0, start)))
+        if len(behind) and logs.get(tp, (row.topic_id,))[0] == row.topic_id:
+            first, end = int(behind.starts[0]), int(behind.ends[-1])
+            raise ConfigError(
+                f"{tp}: a new epoch that begins at offset {start} would leave behind "
+                f"{counted(count(behind), 'record')} below it that the lane has released and not settled, the first at "
+                f"offset {first}. Wait until they are settled, or first settle them as skipped with "
+                f"`{Way.SKIP_PENDING.of(newest.turn, *tp, to=f'{first}:{end}')}`"
+            )
     rescued = {tp: row.topic_id for tp, row in newest.partitions.items() if len(row.state.copies)}
     unchanged = adapters.unchanged_partitions(rescued) if rescued else []
     for tp, log in adapters.cluster.bounds(unchanged).items() if unchanged else ():

@@ -169,7 +169,8 @@ def expiries_without_copies(
 ) -> dict[TopicPartition, datetime]:
     """Returns what `expiries_of` does of the first record of each partition that has no copy. Retention costs nothing
     where it takes a record that has one; `first` has the times of the first unsettled records."""
-    rescued = {tp: state.first_without_copy for tp, state in states.items() if len(state.copies)}
+    apart = {tp: state for tp, state in states.items() if len(state.copies) or len(state.released)}
+    rescued = {tp: state.first_without_copy for tp, state in apart.items()}
     try:
         behind = first_times(adapters, {tp: logs[tp] for tp in rescued if tp in logs}, rescued).unsettled
     except AcklineError:

@@ -18,7 +18,7 @@ from ackline.errors import counted
 from ackline.handler import SOURCE
 from ackline.ledger.answers import SKIPPED_IN_TREE
 from ackline.ledger.fold import PartitionState
-from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, index_of_range
+from ackline.ledger.offsets import LogBounds, OffsetRange, TopicPartition, count, index_of_range
 from ackline.ledger.order import holder_of
 from ackline.ledger.outcomes import ErrorClass, Outcome
 from ackline.ledger.pending import Pending, PendingKind
@@ -44,6 +44,8 @@ class HeldBy:
     """Whether it is known to be of the key of `behind`; else their partition counts as one key."""
     rescued_to: str | None = None
     """Where its copy in the rescue topic is, as TOPIC[PARTITION]@OFFSET; None if it has none."""
+    released: bool = False
+    """Whether it is pending without holding the floor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,15 @@ class PartitionEvidence:
     open_transaction: OpenTransaction | None = None
     first_at_risk: int | None = None
     """The lowest offset that is not settled and has no copy in the rescue topic; None means the floor."""
+    apart: "Apart | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """The pending records that do not hold the floor, because the lane has released them."""
+
+    records: int
+    first: HeldBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +125,14 @@ class PartitionExplanation:
 
 
 def held_by(state: PartitionState) -> HeldBy | None:
-    """Returns the pending offset that holds the floor; None if nothing is pending."""
-    return _holder(state, int(state.pending.starts[0])) if state.pending else None
+    """Returns the pending offset that holds the floor; None if there is none."""
+    return _holder(state, state.floor) if state.floor < state.complete_to else None
+
+
+def apart(state: PartitionState) -> Apart | None:
+    """Returns the pending records that do not hold the floor; None if there is none."""
+    released = state.released
+    return Apart(count(released), _holder(state, int(released.starts[0]))) if len(released) else None
 
 
 def _holder(state: PartitionState, offset: int) -> HeldBy:
@@ -128,7 +145,10 @@ def _holder(state: PartitionState, offset: int) -> HeldBy:
     same_key = held is None or held[1]
     place = state.copies.place_of(offset)
     copy = None if place is None else str(place)
-    return HeldBy(offset, pending.kind, pending.attempts, due, pending.error_class, behind, same_key, copy)
+    return HeldBy(
+        offset, pending.kind, pending.attempts, due, pending.error_class, behind, same_key, copy,
+        offset in state.released,
+    )  # fmt: skip
 
 
 def explain_partition(evidence: PartitionEvidence) -> PartitionExplanation:
@@ -138,13 +158,26 @@ def explain_partition(evidence: PartitionEvidence) -> PartitionExplanation:
     held = ""
     if evidence.open_transaction is not None and evidence.log_end is not None:
         held = evidence.open_transaction.sentence(evidence.log_end, evidence.now)
-    copy = _copy_sentence(evidence.held_by.rescued_to if evidence.held_by is not None else None)
-    text = " ".join(filter(None, [_floor_sentence(evidence), copy, held, why, _retention_sentence(evidence)]))
+    copy = _copy_sentence(evidence.held_by)
+    texts = [_floor_sentence(evidence), copy, _apart_sentence(evidence), held, why, _retention_sentence(evidence)]
+    text = " ".join(filter(None, texts))
     return PartitionExplanation(evidence.tp, evidence.floor, evidence.held_by, retention, text)
 
 
-def _copy_sentence(copy: str | None) -> str:
-    return f"It is rescued to {copy}, and read from there once its topic does not hold it." if copy else ""
+def _copy_sentence(holder: HeldBy | None) -> str:
+    copy = holder.rescued_to if holder is not None else None
+    text = f"It is rescued to {copy}, and read from there once its topic does not hold it." if copy else ""
+    return f"{text} It is released: it does not hold the floor.".lstrip() if holder and holder.released else text
+
+
+def _apart_sentence(evidence: PartitionEvidence) -> str:
+    if evidence.apart is None:
+        return ""
+    records, first = evidence.apart.records, evidence.apart.first
+    what = "record is pending apart and does" if records == 1 else "records are pending apart and do"
+    waits = waiting_sentence(first, evidence.now, evidence.next_run)
+    copy = f" It is rescued to {first.rescued_to}." if first.rescued_to else " It has no copy now."
+    return f"{records:,} released {what} not hold the floor; {'' if records == 1 else 'of these '}{waits}{copy}"
 
 
 def _floor_sentence(evidence: PartitionEvidence) -> str:
@@ -152,14 +185,17 @@ def _floor_sentence(evidence: PartitionEvidence) -> str:
     if evidence.held_by is not None:
         waits = waiting_sentence(evidence.held_by, evidence.now, evidence.next_run)
         return f"The floor of {tp} is {floor}, because {waits}"
+    nothing = "Nothing is pending in" if evidence.apart is None else "No record holds the floor of"
     if end is None:
-        return f"Nothing is pending in {tp}; its floor is {floor}. The end of its log is not known."
+        return f"{nothing} {tp}; its floor is {floor}. The end of its log is not known."
+    if end <= floor and evidence.apart is not None:
+        return f"{nothing} {tp}, which is {floor}: each record below it is settled, or pending apart."
     if end <= floor:
         if evidence.open_transaction is not None:
             return f"Every record of {tp} that can be read is settled, up to {end}; the log goes on."
         return f"Every record of {tp} below its log end {end} is settled; nothing holds the floor."
     again = f" in epoch {evidence.epoch}" if evidence.epoch else ""
-    return f"Nothing is pending in {tp}; its floor is {floor}, and [{floor}, {end}) is not read yet{again}."
+    return f"{nothing} {tp}; its floor is {floor}, and [{floor}, {end}) is not read yet{again}."
 
 
 def waiting_sentence(holder: HeldBy, now: datetime, next_run: str = NEXT_RUN) -> str:
@@ -442,7 +478,7 @@ def _state_of(evidence: OffsetEvidence, now: datetime) -> tuple[str, Pending | N
         made = f" Turn {reading.turn}, which is open, makes it." if reading else ""
         places = [event.error_place for event in evidence.events if event.outcome is Outcome.FAILED]
         failed = f" The last attempt failed at {places[-1]}." if places and places[-1] else ""
-        copy = f" {_copy_sentence(holder.rescued_to)}" if holder.rescued_to else ""
+        copy = f" {_copy_sentence(holder)}".rstrip()
         return OffsetState.PENDING, replace(pending, due=holder.due), clause + failed + made + copy
     if evidence.offset >= state.complete_to:
         return OffsetState.NOT_READ, None, _unread_sentence(evidence, state, now)

@@ -11,7 +11,7 @@ each row.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -24,9 +24,11 @@ from ackline.ledger.backoff import Backoff, RetryPolicy
 from ackline.ledger.copies import NO_COPIES, Copies
 from ackline.ledger.fold_few import due_after, fold_few
 from ackline.ledger.offsets import (
+    NO_RUNS,
     ChosenRanges,
     Int64s,
     OffsetRange,
+    OffsetRuns,
     Ranges,
     ValuedRange,
     ValuedRanges,
@@ -74,6 +76,10 @@ class PartitionState:
     records above the floor with it; it settles nothing."""
     copies: Copies
     """Where the copies of pending records are that were rescued from retention; of no other record."""
+    released: OffsetRuns
+    """The pending offsets that do not hold the floor, because a settlement has stored where their copies are. An offset
+    stays here until it is settled, whatever the pipeline file becomes and whatever becomes of the copy: otherwise the
+    floor would move back (I3)."""
 
     def __init__(
         self,
@@ -82,6 +88,7 @@ class PartitionState:
         gaps_above_floor: ValuedRanges[int] = (),
         pending_keys: Int64s | None = None,
         copies: Copies = NO_COPIES,
+        released: OffsetRuns = NO_RUNS,
     ) -> None:
         runs = PendingRuns.of(pending)
         object.__setattr__(self, "complete_to", complete_to)
@@ -89,6 +96,7 @@ class PartitionState:
         object.__setattr__(self, "gaps_above_floor", gaps_above_floor)
         # Each fold and each action makes its state here, so no step carries the copy of a settled record on.
         object.__setattr__(self, "copies", copies.within(runs.ranges))
+        object.__setattr__(self, "released", released.within(runs.ranges))
 
     @property
     def uncommitted(self) -> int:
@@ -98,10 +106,27 @@ class PartitionState:
 
     @property
     def floor(self) -> int:
-        """The lowest offset that is not settled: what may be committed (I1)."""
+        """The lowest offset that is not settled and not released: what may be committed (I1). `complete_to` if there
+        is none."""
         # Not by an object of the first range: a turn may have thousands of partitions, and each step takes the floor of
         # each several times.
+        if len(self.released):
+            return int(subtract(self.pending.ranges, self.released.ranges)[0].min(initial=self.complete_to))
         return int(self.pending.starts[0]) if self.pending else self.complete_to
+
+    @property
+    def holding(self) -> PendingRuns:
+        """What is pending and not released: the lowest of it holds the floor."""
+        return self.pending.minus(self.released.ranges) if len(self.released) else self.pending
+
+    def with_copies(self, copies: Copies, release: Ranges | None = None) -> "PartitionState":
+        """Returns the state with these copies, in which the pending offsets of `release` do not hold the floor any
+        more. The caller releases only what has a copy in the same settlement, so that no commit passes a record before
+        its copy can be found (S89)."""
+        released = self.released if release is None else self.released.plus(release)
+        state = replace(self, copies=copies, released=released)
+        # What lies below the new floor is no part of the window any more, so its gaps are not to be subtracted (I8).
+        return replace(state, gaps_above_floor=_gaps_above(state.floor, state.gaps_above_floor))
 
     @property
     def first_without_copy(self) -> int:
@@ -161,11 +186,11 @@ def fold(
         pending = _pending_after_turn(state, fresh, retries, columns, policy, seed, chosen)
     # fresh.end is at or above the old complete_to, and each offset that stops being pending has a terminal outcome:
     # neither complete_to nor the floor moves back (I3), and an acked offset above a pending one does not raise the
-    # floor (S8).
-    floor = PartitionState(fresh.end, pending).floor
+    # floor (S8). A released offset stays released while it is pending, so it does not come back to hold the floor.
+    after = PartitionState(fresh.end, pending, copies=state.copies, released=state.released)
     without_records = ValuedRange(state.complete_to, fresh.end, fresh.start - state.complete_to + gaps)
-    above = _gaps_above(floor, [*state.gaps_above_floor, without_records])
-    return PartitionState(fresh.end, pending, above, copies=state.copies)
+    above = _gaps_above(after.floor, [*state.gaps_above_floor, without_records])
+    return replace(after, gaps_above_floor=above)
 
 
 def _check_no_copy_is_given_up(copies: Copies, rows: OutcomeColumns) -> None:

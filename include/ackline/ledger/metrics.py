@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ackline.handler import SOURCE, Durations, StepCounts
 from ackline.ledger.commit_rule import Committed
 from ackline.ledger.fold import OutcomeRow, PartitionState
-from ackline.ledger.offsets import LogBounds, TopicPartition
+from ackline.ledger.offsets import LogBounds, TopicPartition, count
 from ackline.ledger.outcomes import Outcome, OutcomeColumns
 from ackline.ledger.states import OPEN_TRANSACTION
 from ackline.stored import decode_or_none, encode
@@ -294,6 +294,7 @@ def partition_metrics(
         "lag_seconds": lag_seconds,
         **{f"pending_{kind.value}": number for kind, number in state.pending_by_kind().items()},
         "rescued": state.copies.offsets or None,
+        "released": count(state.released) or None,
         "due": due_retries(state, now),
         "oldest_pending": oldest_pending(state),
         "retries": retries_in(turn_rows),

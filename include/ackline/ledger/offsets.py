@@ -5,7 +5,7 @@ The algebra works on `Ranges`, two arrays, because a turn may leave millions of 
 convert. Except for `union`, each operation takes sorted, disjoint ranges, and is one pass over them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -109,6 +109,46 @@ class Runs:
         return self.starts, self.ends
 
 
+class OffsetRuns(Runs):
+    """Sorted, disjoint ranges of offsets without values. Equal to runs of the same ranges."""
+
+    __slots__ = ()
+
+    def __init__(self, ranges: "Ranges") -> None:
+        self.starts, self.ends = ranges
+
+    @classmethod
+    def of(cls, ranges: Iterable[AnyRange]) -> "OffsetRuns":
+        """Returns these ranges as columns."""
+        return cls(arrays_of(ranges))
+
+    def within(self, ranges: "Ranges") -> "OffsetRuns":
+        """Returns the offsets that are in `ranges` too."""
+        return OffsetRuns(intersect(self.ranges, ranges)[:2]) if len(self) else self
+
+    def plus(self, ranges: "Ranges") -> "OffsetRuns":
+        """Returns these offsets and those of `ranges`, in as few ranges as possible."""
+        return OffsetRuns(union(self.ranges, ranges)) if len(ranges[0]) else self
+
+    def __contains__(self, offset: int) -> bool:
+        return int(index_of_range(np.array([offset]), self.ranges)[0]) >= 0
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[OffsetRange]:
+        return iter(ranges_of(self.ranges))
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, OffsetRuns) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"OffsetRuns{tuple(self)}" if len(self) <= 5 else f"OffsetRuns({len(self)} runs from {self.starts[0]})"
+
+
 def count(ranges: Iterable[AnyRange]) -> int:
     """Returns how many offsets the ranges hold."""
     if isinstance(ranges, Runs):
@@ -121,6 +161,8 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 Ranges: TypeAlias = tuple[Int64s, Int64s]
 """Starts and exclusive ends of ranges that are sorted and disjoint. None is empty."""
 NO_RANGES: Ranges = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+NO_RUNS = OffsetRuns(NO_RANGES)
+"""No ranges, for the many partitions that have none."""
 
 
 def arrays_of(ranges: Iterable[AnyRange]) -> Ranges:

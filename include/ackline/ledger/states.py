@@ -144,8 +144,10 @@ class PartitionFacts:
 def state_of(partition: PartitionFacts, now: datetime) -> State:
     """Returns the worst state that holds for a partition at `now`."""
     signals, behind = partition.signals, is_behind(partition.lag, partition.open_transaction) is not False
-    gone = partition.log_start is not None and partition.log_start > partition.first_at_risk and behind
-    if gone or partition.expired or (behind and _by(signals.retention_at, now + SOON)):
+    # A released record waits below the floor, where the lag does not count it.
+    waits = behind or bool(partition.pending)
+    gone = partition.log_start is not None and partition.log_start > partition.first_at_risk and waits
+    if gone or partition.expired or (waits and _by(signals.retention_at, now + SOON)):
         return State.LOSING
     still = behind and not partition.paused and _by(signals.floor_since, now - STUCK_AFTER)
     if partition.stands_still or partition.undelivered or still:

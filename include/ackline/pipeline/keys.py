@@ -61,6 +61,8 @@ class RescueBlock(StrictBlock):
 
     topic: TopicName
     before: Annotated[Duration, AfterValidator(_before)] = timedelta(hours=6)
+    release: bool = False
+    """Whether a record with a copy no longer holds the floor."""
 
 
 class BreakerBlock(StrictBlock):

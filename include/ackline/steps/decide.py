@@ -194,7 +194,8 @@ def skipped_by(
 ) -> dict[TopicPartition, RangeRows]:
     """Returns what a skip or a reset settles without handling it: pending offsets below its target, and unread ranges
     up to it. For a reset, that is what the new epoch does not read, so that no record is passed over silently (I15).
-    For a skip of pending offsets, these.
+    For a skip of pending offsets, these. A skip to an offset leaves what is released pending, wherever it is, unless
+    the topic is let go; a reset that would leave such a record behind is refused (`ackline.lane.plans`).
 
     Offsets below the target that were acked get no row: they have their one terminal outcome already.
     """
@@ -206,7 +207,9 @@ def skipped_by(
         if not planned.retries:
             # A reset takes over a topic that was created again. Nothing of the old topic is ever read again.
             end = target if planned.topic_id == settled.topic_id else max(state.complete_to, target)
-            pending = state.pending.within(arrays_of([OffsetRange(0, end)]))
+            # What is released is no part of the position, so moving that past it decides nothing about it.
+            moved = state.pending if planned.topic_id != settled.topic_id else state.holding
+            pending = moved.within(arrays_of([OffsetRange(0, end)]))
             unread = clipped(chosen_in(chosen, tp), state.complete_to, target)
             skipped = [pending.ranges, arrays_of(unread)]
         decisions[tp] = RangeRows(union(*skipped), Outcome.SKIPPED, now, plan.reason)

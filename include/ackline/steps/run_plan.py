@@ -236,7 +236,7 @@ def _skip_targets(adapters: Adapters, views: Views) -> dict[TopicPartition, int]
     for tp, view in views.items():
         if not view.readable or view.log is None:
             continue
-        pending = view.state.pending
+        pending = view.state.holding  # what is released waits apart, in the rescue topic
         in_flight = pending.of_kind(PendingKind.IN_FLIGHT)
         first_in_flight = int(in_flight.starts.min(initial=view.log.end))
         others = pending.where(lambda state: state.kind is not PendingKind.IN_FLIGHT)

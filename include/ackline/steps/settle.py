@@ -13,13 +13,14 @@ settle may be killed between any two of its writes, and any process may run it a
    output table. What can fail for these rows fails here, while the turn can be voided.
 4. Copies of pending records that retention is about to take (dead_letters/rescue.py), acknowledged by all replicas.
    They come before the settlement, which names where they are, and nobody reads them before. A crash here costs another
-   copy of each.
+   copy of each. With `rescue.release` the settlement also takes these records from its floor.
 5. Settlement n, the authority. A crash before it costs nothing: a repeat folds the same rows to the same state (I9).
 6. The rows of outputs, in one log entry a table, which names the files of step 3 (outputs/publish.py). They come after
    the settlement, which decides which records are acked. After a crash here, the next step that commits or plans
    publishes the rest.
 7. The group's offsets (lane/commit.py). They come last: before the settlement is durable, nothing proves that the
-   records below the floor are settled (I1, I2). After a crash here, any later run makes the same commit.
+   records below the floor are settled (I1, I2), or can be found in the rescue topic (S89). After a crash here, any
+   later run makes the same commit.
 """
 
 import logging

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ackline.ledger.copies import NO_COPIES, Copies, CopyLog
 from ackline.ledger.fold_few import FEW
-from ackline.ledger.offsets import OffsetRange, TopicPartition, ValuedRange
+from ackline.ledger.offsets import NO_RUNS, OffsetRange, OffsetRuns, TopicPartition, ValuedRange
 from ackline.ledger.pending import NEVER, NOTHING_PENDING, PendingKind, PendingRuns, PendingState, RetryRuns
 from ackline.stored import DamagedError, decode, encode
 
@@ -167,6 +167,11 @@ def _retry_runs(columns: dict[str, pa.Array]) -> RetryRuns:
 RETRY_RUNS = _runs(_retry_columns, _retry_runs, ())
 PENDING_RUNS = _runs(_pending_columns, _pending_runs, NOTHING_PENDING)
 COPIES = _runs(_copy_columns, _copies, NO_COPIES)
+OFFSET_RUNS = _runs(
+    lambda runs: {"start_offset": pa.array(runs.starts), "end_offset": pa.array(runs.ends)},
+    lambda columns: OffsetRuns((columns["start_offset"].to_numpy(), columns["end_offset"].to_numpy())),
+    NO_RUNS,
+)
 KEYS = Form(
     lambda values, of_type: pa.array([None if keys is None else keys for keys in values], of_type),
     lambda column: [keys.values.to_numpy() if keys.is_valid else None for chunk in column.chunks for keys in chunk],

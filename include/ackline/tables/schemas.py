@@ -39,6 +39,7 @@ from ackline.tables.columns import (
     KEYS,
     MAP,
     OFFSET_RANGES,
+    OFFSET_RUNS,
     PENDING_RUNS,
     RETRY_RUNS,
     TEXT,
@@ -183,13 +184,14 @@ SETTLEMENT_COLUMNS = [
     _TOPIC_ID,
     Column("old_floor", LONG, "part.old_floor", comment="The floor before the turn."),
     Column("new_floor", LONG, "part.state.floor", derived=True,
-           comment="The floor after the turn: the lowest offset that is not settled, and what may be committed."),
+           comment="The floor after the turn: the lowest offset that is neither settled nor released, and what may be "
+                   "committed."),
     Column("complete_to", LONG, "part.state.complete_to",
            comment="The end of what is proved to have been read and handled whole."),
     Column("pending", _ranges(kind=STRING, attempts=INT, due=TIME, error_class=STRING),
            "part.state.pending", PENDING_RUNS,
-           comment="The offsets that hold the floor: runs of equal state, with kind, attempts so far, due time and "
-                   "last error class."),
+           comment="The offsets that are not settled: runs of equal state, with kind, attempts so far, due time and "
+                   "last error class. The lowest one that is not released holds the floor."),
     Column("counts", pa.map_(STRING, LONG), "part.counts", MAP,
            comment="How many offsets got each outcome in this turn. A range counts all its offsets."),
     Column("gaps", LONG, "part.gaps",
@@ -237,6 +239,9 @@ SETTLEMENT_COLUMNS = [
     Column("rescued", _ranges(topic=STRING, topic_id=STRING, partition=INT, offset=LONG), "part.state.copies", COPIES,
            comment="With `rescue`: ranges of pending records, and where their copies are in the rescue topic: the "
                    "copies of a range are neighbours too, from `offset` on."),
+    Column("released", _ranges(), "part.state.released", OFFSET_RUNS,
+           comment="With `rescue: {release: true}`: the ranges of pending that do not hold the floor, because their "
+                   "copies were stored. A range stays here until it is settled."),
 ]  # fmt: skip
 """A row is one topic-partition after a turn. The next turn starts from these rows alone."""
 

@@ -192,7 +192,7 @@ def partition(reading: Reading, dag_ids: DagIds, topic: Topic, partition: Partit
         if part.tp == tp:
             waiting = part.settled.state.pending_by_kind()[PendingKind.RETRY] > 0
             actions = _actions(reading, dag_ids).of_partition(
-                tp, part.floor, part.complete_to, waiting, part.pending > 0, part.log_start or 0
+                tp, part.floor, part.complete_to, waiting, part.held_by is not None, part.log_start or 0
             )
             return pages.partition(reading, part, actions, _addresses())
     raise HTTPException(404)

@@ -99,7 +99,8 @@ def zoom_start(part: PartitionReading) -> int | None:
 
 
 def _scale(part: PartitionReading, low: int | None) -> _Scale:
-    offsets = [part.floor, part.complete_to, part.log_start, part.log_end, part.committed]
+    first = min(part.settled.state.pending.starts.tolist()[:1], default=None)  # below the floor, if it is released
+    offsets = [first, part.floor, part.complete_to, part.log_start, part.log_end, part.committed]
     known = [offset for offset in offsets if offset is not None]
     return _Scale(min(known) if low is None else low, max(known))
 

@@ -151,7 +151,7 @@ class ActionMaker:
         log_start: int = 0,
     ) -> list[ReadyAction]:  # fmt: skip
         """Returns the actions that would change something in a partition. `waiting` is whether a retry is pending,
-        `pending` whether anything is. Nothing can be read below `log_start`."""
+        `pending` whether anything holds the floor. Nothing can be read below `log_start`."""
         start = max(floor, log_start)
         return [
             *([self._retry(f"Retry what is pending in {tp} now", [tp])] if waiting else []),

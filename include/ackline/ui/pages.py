@@ -149,10 +149,10 @@ def partition(
     reading: LaneReading, part: PartitionReading, actions: Sequence[ReadyAction], addresses: Addresses
 ) -> str:
     """Returns the view of one partition."""
-    reached = part.signals.retention_at
+    reached, first = part.signals.retention_at, part.settled.state.first_without_copy
     pace = None
     if reached is not None and reached > reading.now:  # the sentence states what is gone already
-        pace = f"Retention may take offset {part.floor} at {moment_text(reached, reading.now)}."
+        pace = f"Retention may take offset {first} at {moment_text(reached, reading.now)}."
     pending = part.settled.state.pending
     return _render(
         "partition.html", f"{part.tp} · {reading.name}", addresses, refresh=True, reading=reading, part=part,

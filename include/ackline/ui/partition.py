@@ -10,7 +10,7 @@ from functools import cached_property
 
 from ackline.errors import GroupMoved, NewerCommit
 from ackline.ledger.commit_rule import CommitMetadata, check_commit_allowed
-from ackline.ledger.explain import HeldBy, OpenTransaction, PartitionEvidence, held_by
+from ackline.ledger.explain import Apart, HeldBy, OpenTransaction, PartitionEvidence, apart, held_by
 from ackline.ledger.offsets import TopicPartition
 from ackline.ledger.pending import PendingKind
 from ackline.ledger.planning import HELD_BACK, PARKED, PAUSED, RUN_FULL, WAITING, WINDOW_FULL
@@ -117,6 +117,7 @@ class PartitionReading:
         return PartitionEvidence(
             self.tp, self.floor, self.held_by, self.log_start, self.log_end, None, self.now, self.why,
             open_transaction=held, first_at_risk=self.settled.state.first_without_copy,
+            apart=self.apart,
         )  # fmt: skip
 
     @property
@@ -130,6 +131,11 @@ class PartitionReading:
         return held_by(self.settled.state)
 
     @property
+    def apart(self) -> Apart | None:
+        """The pending offsets that do not hold the floor."""
+        return apart(self.settled.state)
+
+    @property
     def pending(self) -> int:
         """How many offsets are pending, of all kinds."""
         runs = self.settled.state.pending
@@ -140,7 +146,8 @@ class PartitionReading:
         """What the past of the partition says about its state."""
         signals = Signals.of(self.settled.metrics)
         soonest = [time for time in (signals.retention_at, self._reached_at_pace) if time is not None]
-        return replace(signals, retention_at=min(soonest, default=None) if self.is_behind else None)
+        waits = self.is_behind or self.pending
+        return replace(signals, retention_at=min(soonest, default=None) if waits else None)
 
     @property
     def _reached_at_pace(self) -> datetime | None:
@@ -170,7 +177,9 @@ class PartitionReading:
         holder = self.held_by
         if self.why is not None and self.why not in _HARMLESS and self.is_behind and holder is None:
             return self.settled.old_floor == self.floor and self.still_turns >= STUCK_TURNS
-        overdue = holder is not None and holder.due is not None and holder.due < self.settled_at - OPEN_TOO_LONG
+        waiting = [self.apart.first] if self.apart is not None else []
+        dues = [each.due for each in (holder, *waiting) if each is not None and each.due is not None]
+        overdue = min(dues, default=self.settled_at) < self.settled_at - OPEN_TOO_LONG
         return overdue and self.settled.old_floor == self.floor and not self.settled.paused
 
 

@@ -149,6 +149,7 @@ PARTITION_RULES: tuple[Callable[[PartitionHistory, Findings], None], ...] = (
     judge_outcomes.check_only_received_records_are_handled,
     judge_endings.check_no_rescued_record_is_gone,
     judge_endings.check_only_pending_records_have_copies,
+    judge_endings.check_only_copied_records_are_released,
     judge_endings.check_outcomes_are_of_chosen_offsets,
     judge_endings.check_each_chosen_offset_is_counted_once,
     judge_endings.check_an_older_epoch_is_settled,

@@ -281,6 +281,23 @@ def check_only_pending_records_have_copies(partition: PartitionHistory, found: F
         found.add_offsets("S88", what, partition.tp, extra)
 
 
+def check_only_copied_records_are_released(partition: PartitionHistory, found: Findings) -> None:
+    """S89: a turn releases pending records whose copies it stores, and they stay released until they are settled."""
+    before = EMPTY
+    for settlement in partition.settlements:
+        turn, released = settlement.turn, _concatenate(np.arange(start, end) for start, end in settlement.released)
+        pending = settlement.pending.count_covering(released) > 0
+        what = f"is released after turn {turn}, but is not pending"
+        found.add_offsets("S89", what, partition.tp, released[~pending])
+        new = np.setdiff1d(released, before)
+        what = f"was released in turn {turn}, which has stored no copy of it"
+        found.add_offsets("S89", what, partition.tp, new[~settlement.is_rescued(new)])
+        left = np.setdiff1d(before, released)
+        what = f"was released, and holds the floor again after turn {turn}"
+        found.add_offsets("S89", what, partition.tp, left[settlement.pending.count_covering(left) > 0])
+        before = released
+
+
 def check_outcomes_are_of_chosen_offsets(partition: PartitionHistory, found: Findings) -> None:
     """S70: each row is of offsets that were chosen, so overlapping backfills do not touch what is not theirs."""
     chosen, rows = partition.chosen, partition.outcomes

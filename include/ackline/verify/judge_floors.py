@@ -14,9 +14,12 @@ from ackline.verify.lane_history import LaneHistory, PartitionHistory
 
 
 def check_floor_is_lowest_pending(partition: PartitionHistory, found: Findings) -> None:
-    """I4: the floor is the lowest pending offset, or complete_to if nothing is pending."""
+    """I4: the floor is the lowest pending offset that is not released, or complete_to if there is none.
+
+    What is released is what the settlement has stored as that, whatever the pipeline file says today.
+    """
     for settlement in partition.settlements:
-        lowest = int(min(settlement.pending.start, default=settlement.complete_to))
+        lowest = settlement.lowest_holding
         if settlement.floor != lowest:
             what = f"is the floor of turn {settlement.turn}, but by its pending offsets and complete_to it is {lowest}"
             found.add_offsets("I4", what, partition.tp, [settlement.floor])
@@ -44,10 +47,14 @@ def check_each_turn_goes_on_from_the_one_before(partition: PartitionHistory, fou
 
 
 def check_floor_passes_only_settled_offsets(partition: PartitionHistory, found: Findings) -> None:
-    """I1: after no turn was the floor above an offset that was not settled yet."""
+    """I1: after no turn was the floor above an offset that was not settled yet, unless it was released by then."""
     turns = partition.offset_turns
     passed = _turns_that_pass(turns.offset, [(s.turn, s.floor) for s in partition.settlements])
-    early = turns.offset[(turns.settled < NEVER) & (passed < turns.settled)]
+    is_early = (turns.settled < NEVER) & (passed < turns.settled)
+    for settlement in partition.settlements:
+        if settlement.released:
+            is_early &= ~(settlement.is_released(turns.offset) & (passed >= settlement.turn))
+    early = turns.offset[is_early]
     found.add_offsets("I1", "the floor passed it before the turn that settled it", partition.tp, early)
 
 
@@ -144,7 +151,8 @@ def check_commit_is_the_floor(lane: LaneHistory, tp: TopicPartition, log: Log, f
 
 
 def check_all_below_commit_is_settled(lane: LaneHistory, tp: TopicPartition, log: Log, found: Findings) -> None:
-    """I2: each record below the committed offset has a terminal outcome, so the commit loses nothing.
+    """I2: each record below the committed offset has a terminal outcome, or the turn that the commit names has released
+    it, so the commit loses nothing.
 
     A claim is committed before its turn is settled: then only the records below the floor before it must be settled.
     """
@@ -159,8 +167,9 @@ def check_all_below_commit_is_settled(lane: LaneHistory, tp: TopicPartition, log
         return
     received, terminal = partition.offsets_between(partition.start, end), partition.outcomes.terminal
     settled = count_covering(received, terminal.offset, terminal.end) + partition.counted.count_covering(received)
-    what = "is below the committed offset, but has no terminal outcome"
-    found.add_offsets("I2", what, tp, received[settled == 0])
+    released = [s.is_released(received) for s in partition.settlements_before(turn + 1)[-1:]]
+    left = received[(settled == 0) & ~np.logical_or.reduce([*released, np.zeros(len(received), np.bool_)])]
+    found.add_offsets("I2", "is below the committed offset, but has no terminal outcome", tp, left)
 
 
 def settled_turns(lane: LaneHistory, epoch: int) -> set[int]:

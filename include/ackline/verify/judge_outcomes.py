@@ -100,7 +100,8 @@ def check_each_record_is_settled_or_pending(partition: PartitionHistory, found: 
 
 
 def check_no_epoch_leaves_records_over(lane: LaneHistory, found: Findings) -> None:
-    """I15: over all epochs, each record from the lowest start to the newest floor has a terminal outcome.
+    """I15: over all epochs, each record from the lowest start to the newest floor has a terminal outcome, unless the
+    newest one has released it.
 
     A reset begins at another offset. What it passes over must be settled in the epoch that it ends.
     """
@@ -117,6 +118,8 @@ def check_no_epoch_leaves_records_over(lane: LaneHistory, found: Findings) -> No
         for epoch in epochs:
             terminal = epoch.outcomes.terminal
             settled += count_covering(received, terminal.offset, terminal.end) + epoch.counted.count_covering(received)
+        if last is not None:  # what an older epoch has released is pending in no other
+            settled += last.is_released(received)
         found.add_offsets(
             "I15", "has a terminal outcome in no epoch, but is below the floor", tp, received[settled == 0]
         )

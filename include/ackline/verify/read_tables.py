@@ -102,7 +102,7 @@ OF_BACKFILLS = {"settlements": ["ranges"], "plans": ["retries"]}
 OF_OUTPUTS = {"settlements": ["outputs"]}
 NEWER = {
     "outcomes": ["answer", "key_hash64"],
-    "settlements": ["topic_id", "leader_epoch", "arguments", "rescued"],
+    "settlements": ["topic_id", "leader_epoch", "arguments", "rescued", "released"],
 }
 """Columns, as those of outputs, that a table of an earlier version may not have."""
 TEXT_COLUMNS = frozenset({"lane", "kind", "topic", "outcome", "error_class", "settings", "reason"})

@@ -210,6 +210,31 @@ class Settlement:
     """The leader epoch under which the log was read; None if that is not known."""
     rescued: tuple[tuple[int, int], ...] = ()
     """The ranges of records that have a copy in the rescue topic."""
+    released: tuple[tuple[int, int], ...] = ()
+    """The ranges of pending records that do not hold the floor, because they had copies."""
+
+    def is_released(self, offsets: Ints) -> Mask:
+        """Return for each offset whether it is released after the turn."""
+        return _are_in(offsets, self.released)
+
+    def is_rescued(self, offsets: Ints) -> Mask:
+        """Return for each offset whether it has a copy after the turn."""
+        return _are_in(offsets, self.rescued)
+
+    @property
+    def lowest_holding(self) -> int:
+        """The lowest pending offset that is not released; `complete_to` if there is none."""
+        if not self.released:
+            return int(min(self.pending.start, default=self.complete_to))
+        # What is pending and not released begins where a pending range does, or where a released one ends.
+        begins = np.union1d(self.pending.start, np.array([end for _, end in self.released], dtype=np.int64))
+        holding = (self.pending.count_covering(begins) > 0) & ~self.is_released(begins)
+        return int(min(begins[holding], default=self.complete_to))
+
+
+def _are_in(offsets: Ints, ranges: tuple[tuple[int, int], ...]) -> Mask:
+    starts, ends = np.array(ranges, dtype=np.int64).reshape(-1, 2).T
+    return np.asarray(count_covering(offsets, starts, ends) > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +299,8 @@ def split_settlements(table: pa.Table) -> dict[EpochPartition, list[Settlement]]
             row["turn"], row["kind"], row["old_floor"], row["new_floor"], row["complete_to"], pending.where(order),
             dict(row["counts"]) if counted else None, row.get("gaps") or 0, ranges, _topic_id(row.get("topic_id")),
             row.get("leader_epoch"),
-            tuple((copies["start_offset"], copies["end_offset"]) for copies in row.get("rescued") or ()),
+            *(tuple((part["start_offset"], part["end_offset"]) for part in row.get(name) or ())
+              for name in ("rescued", "released")),
         )  # fmt: skip
         found.setdefault((row["epoch"], TopicPartition(row["topic"], row["partition"])), []).append(settlement)
     for settlements in found.values():
