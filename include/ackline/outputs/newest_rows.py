@@ -79,6 +79,8 @@ class OlderRows:
     turn: TurnId | None = None
     ends: Callable[[TopicPartition, int], str | None] = lambda tp, offset: None
     """Returns the outcome in the turn of a record that is none of `records`; None if the turn does not handle it."""
+    is_open: bool = True
+    """Whether the turn is not settled yet, so that it can be closed."""
     _chosen: dict[str, tuple[int, dict[TopicPartition, set[int]]]] = field(default_factory=dict)
     _written: dict[str, list[Action]] = field(default_factory=dict)
     _anchored: dict[str, bool] = field(default_factory=dict)
@@ -140,7 +142,7 @@ class OlderRows:
         return LedgerError(
             f"{self.turn}: the output table {scrub_address(self.table.uri)} has rows of several records, and the turn "
             f"acks some of these records again without the others: {', '.join(listed)}{more}. A row goes only with all "
-            f"its records. {related_advice(self.turn, all(ends.values()))}"
+            f"its records" + (f". {related_advice(self.turn, all(ends.values()))}" if self.is_open else "")
         )
 
     def _version(self, state: LogState) -> DeltaTable:

@@ -210,7 +210,7 @@ def _older_rows(store: LedgerStore, table: OutputTable, turn: TurnId) -> Callabl
         lane, outcomes = store.settlement(turn).partitions, AttemptOutcomes.read(store, turn)
         handled = outcomes.handled()
         older_topics = older_topics_of(store, {tp.topic: lane[tp].known_topic_id for tp in handled if tp in lane})
-        return OlderRows(table, handled, older_topics, turn, outcomes.end_of)
+        return OlderRows(table, handled, older_topics, turn, outcomes.end_of, is_open=False)
 
     return cache(read)
 
