@@ -9,15 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from ackline import Emit, Skip
 from ackline.delta.files import DataFileWriter
 from ackline.errors import ConfigError, FatalError, LedgerError
-from ackline.ledger.published import ROWS, ROWS_OF_SEVERAL, TableOfTurn, marks_with, may_replace
+from ackline.ledger.offsets import OffsetRange, TopicPartition, arrays_of
+from ackline.ledger.published import ROWS, ROWS_OF_SEVERAL, TableOfTurn, application_of, marks_with, may_replace
 from ackline.ledger.turns import TurnId, TurnKind
 from ackline.outputs.given_up import give_up
-from ackline.outputs.newest_rows import OlderRows
+from ackline.outputs.newest_rows import Found, OlderRows
 from ackline.outputs.output_table import OF_ROW, OUTPUT_LAYOUT, OutputCompactor, OutputTable
 from ackline.tables.store import LedgerStore
 from tests.support.actor import Killed
@@ -356,6 +357,24 @@ def test_s86_a_row_of_two_records_goes_with_both_and_a_turn_with_one_stops_and_n
         assert (both.choose().offsets, both.choose().replaced()) == (2, {"totals": 1})
         both.run()
         assert [row[:2] for row in rows(lane)] == [(0, "live"), (2, "backfill-c")]
+
+
+@pytest.mark.parametrize(("ledger", "related"), [("before", {}), ("after", {("t", 0): [1]})])
+def test_a_row_with_an_attempt_in_flight_of_another_ledger_goes_only_with_both_records(
+    ledger: str, related: dict[Any, Any], tmp_path: Path
+) -> None:
+    """The live lane of the next ledger, after an adoption, begins at epoch 0 too. A row of the ledger before names an
+    attempt in flight, which may have been acked there since: the next ledger's handling of the record is a newer one.
+    """
+    anchors = [{"topic": "t", "partition": 0, "offset": offset, "attempt": 1, "outcome": outcome}
+               for offset, outcome in ((1, "acked"), (2, "in_flight"))]  # fmt: skip
+    row = {"_topic": "t", "_partition": 0, "_offset": 1, "_attempt": 1, "_lane": "live", "_epoch": 0, "_turn": 3}
+    rows, turn = pa.Table.from_pylist([row | {"_anchors": anchors}], OF_ROW), TurnId("shop", "live", 0, 4)
+    published = CommitProperties(app_transactions=[Transaction(application_of("before", turn), 1)])
+    write_deltalake(tmp_path / "totals", rows, commit_properties=published)
+    two = {TopicPartition("t", 0): arrays_of([OffsetRange(2, 3)])}
+    older = OlderRows(OutputTable(str(tmp_path / "totals")), two, turn, application_of(ledger, turn))
+    assert older.at_newest(older.find) == Found(0, related)
 
 
 # ---- against a model ----------------------------------------------------------------------------------------------

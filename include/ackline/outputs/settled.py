@@ -264,7 +264,7 @@ def _holds_older(
     if state is None or not may_replace(state.transactions, application, plan.turn, lowest):
         return False
     table.check_replaceable(adapters.pipeline.name)
-    older = OlderRows(table, attempts().handled(), plan.turn)
+    older = OlderRows(table, attempts().handled(), plan.turn, application)
     with table.errors():
         if not has_rows_of_several(state.transactions):
             return older.at_newest(older.may_exist)
