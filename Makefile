@@ -68,7 +68,7 @@ screenshots: setup ## the pictures of the page in docs/, in a headless Chromium 
 
 chaos: setup ## rules broken on purpose are found, then 100,000 random steps hold, and 1,000,000 of tables; `make chaos STEPS=N NEWEST=N SEED=N`
 	@pytest tests/chaos/test_state_machine.py -k noticed
-	@python -m tests.chaos.run --steps $(or $(STEPS),100000) --newest $(or $(NEWEST),1000000) $(if $(SEED),--seed $(SEED))
+	@python -m tests.chaos.run --steps $(or $(STEPS),100000) $(if $(NEWEST),--newest $(NEWEST)) $(if $(SEED),--seed $(SEED))
 
 soak: setup ## fifty pipelines run for an hour while everything breaks, and nothing grows; `make soak MINUTES=N SEED=N`
 	@python -m tests.soak.run --minutes $(or $(MINUTES),60) $(if $(SEED),--seed $(SEED))

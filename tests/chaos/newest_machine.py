@@ -367,7 +367,7 @@ class NewestMachine(NewestOracle):
         if opened.kind.opens_epoch:
             ledger.turn, ledger.pending = opened.turn._replace(epoch=opened.turn.epoch + 1, n=0), {}
             # Now the lane takes each table as it is. A turn of the new epoch is of a ledger that was lost.
-            held = {name: table.transactions().get(ledger.application) for name, table in self.tables.items()}
+            held = {name: self.tables[name].transactions().get(ledger.application) for name in ledger.outputs.expected}
             ledger.known = {name: {number} if turn_in(number) <= (ledger.turn.epoch, 0) else set()
                             for name, number in held.items() if number is not None}  # fmt: skip
 
