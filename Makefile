@@ -67,9 +67,9 @@ bench: setup ## CPU and speed of each tier beside other programs; then what each
 screenshots: setup ## the pictures of the page in docs/, in a headless Chromium that npm installs
 	@SCREENSHOTS=$(CURDIR)/docs pytest tests/ui/test_browser.py -k screenshots
 
-chaos: setup ## rules broken on purpose are found, then 100,000 random steps hold; `make chaos STEPS=N SEED=N`
+chaos: setup ## rules broken on purpose are found, then 100,000 random steps hold, and 1,000,000 of tables; `make chaos STEPS=N NEWEST=N SEED=N`
 	@pytest tests/chaos/test_state_machine.py -k noticed
-	@python -m tests.chaos.run --steps $(or $(STEPS),100000) $(if $(SEED),--seed $(SEED))
+	@python -m tests.chaos.run --steps $(or $(STEPS),100000) $(if $(NEWEST),--newest $(NEWEST)) $(if $(SEED),--seed $(SEED))
 
 soak: setup ## fifty pipelines run for an hour while everything breaks, and nothing grows; `make soak MINUTES=N SEED=N`
 	@python -m tests.soak.run --minutes $(or $(MINUTES),60) $(if $(SEED),--seed $(SEED))

@@ -11,15 +11,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from ackline import Emit, Skip
 from ackline.delta.files import DataFileWriter
 from ackline.errors import ConfigError, FatalError, LedgerError
-from ackline.ledger.published import ROWS, ROWS_OF_SEVERAL, TableOfTurn, marks_with, may_replace
+from ackline.ledger.offsets import OffsetRange, TopicPartition, arrays_of
+from ackline.ledger.published import ROWS, ROWS_OF_SEVERAL, TableOfTurn, application_of, marks_with, may_replace
 from ackline.ledger.turns import TurnId, TurnKind
 from ackline.outputs.given_up import give_up
-from ackline.outputs.newest_rows import OlderRows
+from ackline.outputs.newest_rows import Found, OlderRows
 from ackline.outputs.output_table import OF_ROW, OUTPUT_LAYOUT, OutputCompactor, OutputTable
 from ackline.tables.store import LedgerStore
 from tests.support.actor import Killed
@@ -453,6 +454,24 @@ def test_s86_the_error_says_how_the_others_ended_and_the_ways_out_of_its_lane(na
             emits(0, {"id": 7}, key="a")
             backfill.run()
         assert [(row[0], row[3]) for row in rows(lane)] == [(0, 8)]
+
+
+@pytest.mark.parametrize(("ledger", "related"), [("before", {}), ("after", {("t", 0): [1]})])
+def test_a_row_with_an_attempt_in_flight_of_another_ledger_goes_only_with_both_records(
+    ledger: str, related: dict[Any, Any], tmp_path: Path
+) -> None:
+    """The live lane of the next ledger, after an adoption, begins at epoch 0 too. A row of the ledger before names an
+    attempt in flight, which may have been acked there since: the next ledger's handling of the record is a newer one.
+    """
+    anchors = [{"topic": "t", "partition": 0, "offset": offset, "attempt": 1, "outcome": outcome}
+               for offset, outcome in ((1, "acked"), (2, "in_flight"))]  # fmt: skip
+    row = {"_topic": "t", "_partition": 0, "_offset": 1, "_attempt": 1, "_lane": "live", "_epoch": 0, "_turn": 3}
+    rows, turn = pa.Table.from_pylist([row | {"_anchors": anchors}], OF_ROW), TurnId("shop", "live", 0, 4)
+    published = CommitProperties(app_transactions=[Transaction(application_of("before", turn), 1)])
+    write_deltalake(tmp_path / "totals", rows, commit_properties=published)
+    two = {TopicPartition("t", 0): arrays_of([OffsetRange(2, 3)])}
+    older = OlderRows(OutputTable(str(tmp_path / "totals")), two, lambda *_: {}, turn, application_of(ledger, turn))
+    assert older.at_newest(older.find) == Found(0, related)
 
 
 # ---- against a model ----------------------------------------------------------------------------------------------

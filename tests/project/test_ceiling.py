@@ -12,33 +12,33 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "include" / "ackline"
 CEILINGS = {
     "the root": 1_428,
-    "ledger": 4_572,
-    "pipeline": 4_097,
+    "ledger": 4_688,
+    "pipeline": 4_099,
     "forms": 1_032,
     "kafka": 3_274,
-    "delta": 2_954,
-    "tables": 2_603,
+    "delta": 2_982,
+    "tables": 2_614,
     "audit": 1_196,
-    "worker": 5_144,
+    "worker": 5_136,
     "trees": 4_562,
     "spark": 3_126,
-    "lane": 3_232,
-    "outputs": 2_806,
+    "lane": 3_269,
+    "outputs": 2_912,
     "in_flight": 513,
-    "dead_letters": 435,
-    "steps": 1_734,
-    "actions": 1_997,
-    "answers": 1_879,
-    "backfill": 1_534,
-    "airflow": 2_522,
-    "ui": 2_516,
+    "dead_letters": 458,
+    "steps": 1_738,
+    "actions": 2_006,
+    "answers": 1_888,
+    "backfill": 1_583,
+    "airflow": 2_535,
+    "ui": 2_526,
     "local": 2_262,
-    "cli": 4_436,
-    "verify": 2_991,
+    "cli": 4_433,
+    "verify": 3_053,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 62_845
-TESTS_CEILING = 75_741
+PACKAGE_CEILING = 63_313
+TESTS_CEILING = 78_371
 
 
 def lines(files: "list[Path]") -> int:

@@ -120,6 +120,7 @@ def test_make_chaos_takes_its_steps_and_prints_its_seed(
 ) -> None:
     monkeypatch.setattr("logging.disable", lambda level: None)
     assert chaos.main(["--steps", "50", "--seed", "1"]) == 0
-    seed, held = capsys.readouterr().out.splitlines()
+    seed, held, drawn = capsys.readouterr().out.splitlines()
     assert seed == "seed 1"
-    assert re.fullmatch(r"\d+ steps in \d+ s: every invariant held", held)
+    assert re.fullmatch(r"\d+ steps, and 500 of tables, in \d+ s: every invariant held", held)
+    assert "entries: " in drawn

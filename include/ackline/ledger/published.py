@@ -215,6 +215,14 @@ def other_pipelines(held: Mapping[str, int], pipeline: str) -> set[str]:
     return {id_.split("/")[2] for id_ in publishers(held)} - {pipeline}
 
 
+def is_of_one_ledger(held: Mapping[str, int], application: str) -> bool:
+    """Returns whether no other ledger has published under the name of the lane in a table with the transaction ids
+    `held`; `application` is that of the lane. After an adoption the lanes of the next ledger begin at epoch 0 again, so
+    lane and epoch of a row do not tell whose it is."""
+    same_lane = {id_ for id_ in publishers(held) if id_.split("/")[2:4] == application.split("/")[2:4]}
+    return same_lane <= {application}
+
+
 def expected_with(numbers: Numbers, application: str, number: int) -> Numbers:
     """Returns what a table may hold that held one of `numbers`, once a turn is settled that is published there."""
     return {**numbers, application: [*numbers.get(application, ()), number]}

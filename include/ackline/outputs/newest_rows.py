@@ -38,7 +38,7 @@ from ackline.lane.adapters import Adapters
 from ackline.lane.ways_out import related_advice
 from ackline.ledger.offsets import Bools, Int64s, Ranges, TopicPartition, index_of_range
 from ackline.ledger.outcomes import Outcome
-from ackline.ledger.published import has_rows_of_several
+from ackline.ledger.published import has_rows_of_several, is_of_one_ledger
 from ackline.ledger.turns import TurnId
 from ackline.outputs.output_table import OUTPUT_LAYOUT, OutputTable, table_of
 from ackline.outputs.staged import outputs_of
@@ -70,17 +70,20 @@ class Found:
 
 @dataclass
 class OlderRows:
-    """The rows of `records` in an output table. `turn` is the one that handles the records again; None before there is
-    one. Keeps what it has found of each file, because a file never changes."""
+    """The rows of `records` in an output table. `turn` is the one that handles the records again, published under the
+    transaction id `application`; None before there is one. Keeps what it has found of each file, because a file never
+    changes."""
 
     table: OutputTable
     records: Records
     older_topics: OlderTopics
     turn: TurnId | None = None
+    application: str = ""
     ends: Callable[[TopicPartition, int], str | None] = lambda tp, offset: None
     """Returns the outcome in the turn of a record that is none of `records`; None if the turn does not handle it."""
     is_open: bool = True
     """Whether the turn is not settled yet, so that it can be closed."""
+    _of_one_ledger: bool = True
     _chosen: dict[str, tuple[int, dict[TopicPartition, set[int]]]] = field(default_factory=dict)
     _written: dict[str, list[Action]] = field(default_factory=dict)
     _anchored: dict[str, bool] = field(default_factory=dict)
@@ -148,6 +151,7 @@ class OlderRows:
     def _version(self, state: LogState) -> DeltaTable:
         version = self.table.opened()
         self.table.check_is_at(version, state)
+        self._of_one_ledger = is_of_one_ledger(state.transactions, self.application)
         return version
 
     # ---- which files ------------------------------------------------------------------------------------------------
@@ -224,14 +228,16 @@ class OlderRows:
 
         A row is of those that were acked when it was published. One in flight may have been acked since; within one
         lane and epoch the turn that acks it now ends that attempt, or makes another one after it failed, so the row
-        stays. One that failed is none: its retry has rows of its own. A topic that was made again has no such record.
+        stays. One that failed is none: its retry has rows of its own. If another ledger has published under the name of
+        the lane, an attempt in flight may be that one's, which this ledger does not end. A topic that was made again
+        has no such record.
         """
         anchors = rows["_anchors"].combine_chunks()
         parents = pc.list_parent_indices(anchors).to_numpy()
         of_row = pc.list_flatten(anchors)
         topics, partitions, offsets = (of_row.field(name) for name in ("topic", "partition", "offset"))
         own = np.zeros(len(rows), np.bool_)
-        if self.turn is not None:
+        if self.turn is not None and self._of_one_ledger:
             same = pc.and_(pc.equal(rows["_lane"], self.turn.lane), pc.equal(rows["_epoch"], self.turn.epoch))
             own = pc.fill_null(same, False).to_numpy()
         acked, in_flight = (
@@ -251,12 +257,12 @@ class OlderRows:
 
     def _in_older_topics(self, rows: pa.Table, topics: Any) -> Bools:
         """Returns which of `rows` are of a topic, each of the one in `topics`, that was made again since."""
-        found, turns = np.zeros(len(rows), np.bool_), rows["_turn"].to_numpy()
+        found = np.zeros(len(rows), np.bool_)
         keys = pa.table({"lane": rows["_lane"], "epoch": rows["_epoch"], "topic": topics})
         for key in keys.group_by(keys.column_names).aggregate([]).to_pylist():
             if older := self.older_topics(key["lane"], key["epoch"]).get(key["topic"]):
                 same = reduce(pc.and_, (pc.equal(keys[name], value) for name, value in key.items()))
-                found |= pc.fill_null(same, False).to_numpy() & np.isin(turns, older)
+                found |= pc.fill_null(same, False).to_numpy() & np.isin(rows["_turn"].to_numpy(), older)
         return found
 
     def _read(

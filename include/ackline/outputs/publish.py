@@ -193,24 +193,25 @@ def publish_table(adapters: Adapters, turn: TurnId, outputs: OutputsOfTurn, plac
             raise _rows_lost(adapters, turn, place)
     # Older rows go in the same entry, so a reader never sees both. The files that this takes are looked at before the
     # lock of the table is held; under it only those that a rival has added meanwhile.
-    upon = partial(_upon, table, turn, of_turn, outputs.application(place), _older_rows(store, table, turn))
+    application = outputs.application(place)
+    upon = partial(_upon, table, turn, of_turn, application, _older_rows(store, table, turn, application))
     # The fence: of two processes that publish the turn, one commits. A refused commit removes no file, because the log
     # may name these files: if the answer to the write of an entry is lost, delta-rs repeats the write, which fails
     # because the entry exists. Files that no version names stay until the table is vacuumed.
     with table.errors():
         if existing is not None:
             retry_beside_rivals(lambda: upon(table.state()))
-        stored = table.append(entries(files or ()), outputs.application(place), outputs.number, upon=upon)
+        stored = table.append(entries(files or ()), application, outputs.number, upon=upon)
     if not stored and not has_turn(adapters, turn, outputs, place):
         raise FatalError(f"{turn}: {scrub_address(place)} was changed while its rows were published; run this again")
 
 
-def _older_rows(store: LedgerStore, table: OutputTable, turn: TurnId) -> Callable[[], OlderRows]:
+def _older_rows(store: LedgerStore, table: OutputTable, turn: TurnId, application: str) -> Callable[[], OlderRows]:
     def read() -> OlderRows:
         lane, outcomes = store.settlement(turn).partitions, AttemptOutcomes.read(store, turn)
         handled = outcomes.handled()
         older_topics = older_topics_of(store, {tp.topic: lane[tp].known_topic_id for tp in handled if tp in lane})
-        return OlderRows(table, handled, older_topics, turn, outcomes.end_of, is_open=False)
+        return OlderRows(table, handled, older_topics, turn, application, outcomes.end_of, is_open=False)
 
     return cache(read)
 

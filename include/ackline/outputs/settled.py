@@ -270,7 +270,7 @@ def _holds_older(
     table.check_replaceable(adapters.pipeline.name)
     topic_ids = {tp.topic: planned.topic_id for tp, planned in plan.partitions.items()}
     older_topics, outcomes = older_topics_of(adapters.store, topic_ids), attempts()
-    older = OlderRows(table, outcomes.handled(), older_topics, plan.turn, outcomes.end_of)
+    older = OlderRows(table, outcomes.handled(), older_topics, plan.turn, application, outcomes.end_of)
     with table.errors():
         if not has_rows_of_several(state.transactions):
             return older.at_newest(older.may_exist)
