@@ -44,6 +44,12 @@ def test_s87_the_diff_names_the_changed_columns_and_the_records() -> None:
         assert "1.01" not in repr(found), "an error that quotes it shows no payload"
 
 
+def test_what_where_leaves_out_is_not_compared_because_its_rows_stay() -> None:
+    with shop(decode={"value": "json"}, handler="tests.worker.disk_handlers:emit") as lane:
+        shadow(lane, handler=None, where="value.id < 2").run()
+        assert counts(diff(lane))[:3] == (2, 0, [0, 0])
+
+
 def test_only_records_that_both_lanes_have_settled_are_compared() -> None:
     with shop() as lane:
         shadow(lane, "v2", "orders:0:1-3").run()

@@ -1,6 +1,7 @@
 """`ackline backfill --id ID --promote`: what a shadow has shown, for real (S87). On real tables."""
 
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from ackline.errors import ConfigError
 from ackline.forms.form import Entered
 from ackline.ledger.account import Account
 from tests.backfill.shadow_lane import killed_at, order, rows_of, shadow, shop
+from tests.outputs.test_newest import JOINED, emits
 from tests.support.actor import Killed
 from tests.support.memory import ArrivedLetter
 from tests.support.memory_adapters import MemoryAdapters, no_session
-from tests.worker.disk_lane import DiskBackfill, DiskLane
+from tests.support.memory_lane import TP
+from tests.worker.disk_lane import DiskBackfill, DiskLane, lane_of
 
 PROMOTED = "backfill-v2-promoted"
 
@@ -203,11 +206,43 @@ def test_a_topic_that_was_made_again_and_a_log_that_was_cut_are_refused() -> Non
         refused(lane, r"the shadow has read another log: orders\[0\] was truncated below 5")
 
 
+def test_a_promotion_that_was_cancelled_or_is_of_an_earlier_epoch_is_no_success_and_another_epoch_promotes() -> None:
+    with shop() as lane:
+        shadow(lane, handler=None).run()
+        adapters, arguments = opened(lane, requested())
+        begin_prepared(adapters, prepare(adapters, requested(), arguments), arguments)
+        DiskBackfill(lane, "v2-promoted").cancel("a test")
+        with pytest.raises(ConfigError, match=r"backfill v2-promoted of lane was cancelled: .* Add `--epoch 1`"):
+            promote(lane)
+        lane.world.now += timedelta(minutes=1)
+        assert promote(lane, requested(epoch=1)).outcomes == {"acked": 5}
+        assert promote(lane, requested(epoch=1)).settled, "once more is the same"
+        lane.world.now += timedelta(minutes=1)
+        again = shadow(lane, handler=None)
+        again.begin_epoch(1)
+        again.run()
+        with pytest.raises(ConfigError, match=r"is of an earlier epoch of the shadow. Add `--epoch 2`"):
+            promote(lane, requested(epoch=1))
+
+
+def test_s87_a_promotion_that_would_stop_at_a_row_of_several_records_is_refused() -> None:
+    with lane_of(JOINED) as lane:
+        for offset in range(4):
+            lane.produce(b"{}")
+            emits(offset, {"id": offset}, key=f"{offset // 2}")
+        lane.run()
+        half = DiskBackfill(lane, "v2", "orders:0:3-4", shadow=True)
+        assert half.choose().related() == {"totals": {TP: [2]}}
+        half.run()
+        with pytest.raises(ConfigError, match=r"totals are of orders\[0\]@2, too, which the shadow has not handled"):
+            promote(lane)
+
+
 def test_another_backfill_with_the_id_of_a_promotion_is_refused() -> None:
     with shop() as lane:
         shadow(lane, handler=None).run()
         DiskBackfill(lane, "v2-promoted", "orders").run()
-        with pytest.raises(ConfigError, match="--promote: backfill v2-promoted began with nothing, not v2"):
+        with pytest.raises(ConfigError, match="--promote: backfill v2-promoted of lane exists and promotes nothing"):
             promote(lane)
 
 

@@ -316,6 +316,8 @@ def test_a_table_from_which_no_row_can_be_removed_is_refused_before_a_record_is_
     with lane_with(4) as lane:
         DeltaTable(str(table_of(lane))).alter.set_table_properties({property_: "true"})
         with pytest.raises(ConfigError, match=f"{property_}.*Write `rows: all`"):
+            DiskBackfill(lane, "b", "orders:0:2-3").choose().replaced()
+        with pytest.raises(ConfigError, match=f"{property_}.*Write `rows: all`"):
             DiskBackfill(lane, "b", "orders:0:2-3").run()
         assert DiskBackfill(lane, "b").newest().turn.n == 0
 

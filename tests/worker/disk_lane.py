@@ -33,6 +33,11 @@ def run_over(world: World, job: ReplayJob) -> ReplayResult:
         return run_in_process(job)
 
 
+def translated(adapters: MemoryAdapters) -> MemoryAdapters:
+    """Lets the tasks decode, filter and choose records by `--where`, as the pipeline file says."""
+    return replace(adapters, translation=adapters.pipeline.translation)
+
+
 class DiskLane(AnsweredLane):
     """A lane whose tables are on disk and whose handlers are called by the tasks of jobs."""
 
@@ -41,10 +46,10 @@ class DiskLane(AnsweredLane):
         super().__init__(**of_file)
 
     def adapters(self, *arguments: Any, **changes: Any) -> MemoryAdapters:
-        return super().adapters(*arguments, **(self.on_disk(LIVE) | changes))
+        return translated(super().adapters(*arguments, **(self.on_disk(LIVE) | changes)))
 
     def adapters_of(self, pipeline: Pipeline, lane: str) -> MemoryAdapters:
-        return replace(super().adapters_of(pipeline, lane), **self.on_disk(lane))
+        return translated(replace(super().adapters_of(pipeline, lane), **self.on_disk(lane)))
 
     def on_disk(self, lane: str) -> dict[str, Any]:
         return {
@@ -60,7 +65,7 @@ class DiskBackfill(MemoryBackfill):
     live: DiskLane
 
     def adapters(self, *arguments: Any, **changes: Any) -> MemoryAdapters:
-        return replace(super().adapters(*arguments), **(self.live.on_disk(self.lane) | changes))
+        return translated(replace(super().adapters(*arguments), **(self.live.on_disk(self.lane) | changes)))
 
 
 @contextmanager

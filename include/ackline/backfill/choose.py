@@ -35,7 +35,7 @@ from ackline.ledger.offsets import (
 )
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import LIVE, TurnId, is_backfill
-from ackline.outputs.newest_rows import rows_to_replace
+from ackline.outputs.newest_rows import Related, rows_to_replace
 from ackline.tables.chosen import OutcomeFilter, RangesByPartition
 
 
@@ -149,8 +149,11 @@ class Choice:
     open_ends: Mapping[TopicPartition, int]
     acked_before: Callable[[], int]
     replaced: Callable[[], Mapping[str, int]]
-    """Returns how many rows of which output table are of these offsets alone. They go where the records are acked, or
-    their handler skips them. It reads the files with such rows at its first call."""
+    """Returns how many rows of which output table are of these offsets alone, without those that are gone. They go
+    where the records are acked, or their handler skips them. It reads the files with such rows at its first call."""
+    related: Callable[[], Mapping[str, Related]]
+    """Returns by output table the records, not among these offsets, that rows of these name too. It reads what
+    `replaced` does."""
     of_epochs: Mapping[int, int]
     """How many of the offsets are chosen by an outcome of which epoch, the newest first; empty without outcomes."""
     copies: Mapping[TopicPartition, Copies] = field(default_factory=dict)
@@ -200,25 +203,28 @@ def choose_offsets(adapters: Adapters, arguments: BackfillArguments) -> Choice:
     if arguments.with_related:
         chosen = _with_related(adapters, chosen, topic_ids, logs)
     acked_before = acked_before_of(adapters, chosen, topic_ids)
-    replaced = replaced_of(adapters, chosen, topic_ids)
+    replaced, related = looks_at_rows(adapters, chosen, topic_ids, gone)
     of_epochs = {epoch: _count_in(chosen, ranges) for epoch, ranges in by_epoch.items()}
     of_epochs = {epoch: number for epoch, number in of_epochs.items() if number}
     notes = notes_of(looked_up)
-    return Choice(chosen, topic_ids, logs, gone, open_ends, acked_before, replaced, of_epochs, copies, notes)
+    return Choice(chosen, topic_ids, logs, gone, open_ends, acked_before, replaced, related, of_epochs, copies, notes)
 
 
-def replaced_of(
-    adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str]
-) -> Callable[[], Mapping[str, int]]:
-    """Returns `Choice.replaced` of these offsets; a shadow replaces no row."""
-    return cache(partial(_replaced, adapters, {} if adapters.pipeline.shadow is not None else chosen, topic_ids))
-
-
-def _replaced(
-    adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str]
-) -> Mapping[str, int]:
-    found = rows_to_replace(adapters, {tp: arrays_of(of.every) for tp, of in chosen.items()}, topic_ids)
-    return {table: of_table.rows for table, of_table in found.items() if of_table.rows}
+def looks_at_rows(
+    adapters: Adapters, chosen: Mapping[TopicPartition, Chosen], topic_ids: Mapping[str, str], gone: Iterable[GoneRange]
+) -> tuple[Callable[[], Mapping[str, int]], Callable[[], Mapping[str, Related]]]:
+    """Returns `Choice.replaced` and `Choice.related` of these offsets. A shadow replaces no row itself."""
+    lost: dict[TopicPartition, list[OffsetRange]] = {}
+    for each in gone:
+        if each.why != IN_OLDER_TOPIC:  # there the same offset is another record
+            lost.setdefault(each.tp, []).append(each.offsets)
+    every = {tp: subtract(arrays_of(of.every), union(arrays_of(lost.get(tp, ()))))[:2] for tp, of in chosen.items()}
+    found = cache(partial(rows_to_replace, adapters, every, topic_ids))
+    is_shadow = adapters.pipeline.shadow is not None
+    return (
+        lambda: {table: of.rows for table, of in found().items() if of.rows and not is_shadow},
+        lambda: {table: of.related for table, of in found().items() if of.related},
+    )
 
 
 def _with_related(

@@ -13,11 +13,12 @@ from typing import Any
 from ackline.actions.objects import JsonObject, PartitionObject, RangeObject, Time
 from ackline.backfill.choose import Choice, choose_offsets
 from ackline.backfill.form import DEAD_LETTER, HANDLER, ID, BackfillRequest, allowed_dead_letters, allowed_handlers
-from ackline.backfill.promote import promoted_arguments, promoted_choice
+from ackline.backfill.promote import check_is_promoted, promoted_arguments, promoted_choice
 from ackline.backfill.run import Backfill, account_of_choice, begin, check_epoch_before_is_settled, find_backfill
 from ackline.errors import AcklineError, ConfigError, counted
 from ackline.forms.arguments import BackfillArguments, check_same, id_of, lane_of
 from ackline.lane.adapters import Adapters
+from ackline.lane.log_checks import listed
 from ackline.lane.rights import check_rights_to_read
 from ackline.lane.ways_out import LaneName, run
 from ackline.ledger.account import UNREAD, Account
@@ -214,6 +215,14 @@ def choice_text(name: str, backfill_id: str, choice: Choice, confirm_above: int)
         lines.append(f"{acked:,} of them {'was' if acked == 1 else 'were'} acked by an earlier backfill.")
     for table, number in choice.replaced().items():
         lines.append(f"{counted(number, 'row')} of the output table {table} would be replaced.")
+    if choice.replaced():
+        lines.append("Rows of records that fail, die or do not match stay as they are.")
+    for table, related in choice.related().items():
+        named = [f"{tp}@{offset}" for tp, offsets in related.items() for offset in offsets]
+        lines.append(
+            f"Rows of the output table {table} are of {listed(named)}, too, which {'is' if len(named) == 1 else 'are'} "
+            f"not chosen: a turn that acks a part of a row's records stops. Add `--with-related`."
+        )
     if choice.offsets > confirm_above:
         lines.append(f"This is more than `backfill.confirm_above` ({confirm_above:,}).")
     return "\n".join(lines)
@@ -342,6 +351,12 @@ def lane_arguments(store: LedgerStore, request: BackfillRequest) -> BackfillArgu
     name, stored = store.pipeline, find_backfill(store)
     asked = request.arguments if request.promotes is None else promoted_arguments(store, request)
     if stored is not None:
+        if request.promotes is not None and stored.arguments.promotes is None:
+            raise ConfigError(
+                f"--promote: backfill {request.id} of {name} exists and promotes nothing, so this shadow can't be "
+                f"promoted; begin another shadow under another id. Nothing was stored",
+                key="--promote",
+            )
         if asked.given:
             check_same(request.id, stored.arguments, asked)
         return stored.arguments
@@ -360,11 +375,13 @@ def lane_arguments(store: LedgerStore, request: BackfillRequest) -> BackfillArgu
 def prepare(adapters: Adapters, request: BackfillRequest, arguments: BackfillArguments) -> PreparedBackfill:
     """Returns the lane as it is, or what it would begin with. Stores nothing.
 
-    Raises FatalError for an epoch whose predecessor is not settled, and MissingRights, with each right that the login
-    lacks to read the choice and to send what becomes of it: a lane that has begun could not go on.
+    Raises FatalError for an epoch whose predecessor is not settled, ConfigError for a promotion that was cancelled, or
+    of another epoch of its shadow, and MissingRights, with each right that the login lacks to read the choice and to
+    send what becomes of it: a lane that has begun could not go on.
     """
     name, stored = adapters.pipeline.name, find_backfill(adapters.store)
     if stored is not None and request.epoch <= stored.newest.turn.epoch:
+        check_is_promoted(adapters.store, request, stored)
         text = account_text(name, request.lane, stored.account, adapters.now())
         tables = shadow_tables(adapters.pipeline)
         return PreparedBackfill(request, stored.newest.turn.epoch, stored.account, stored, None, text, tables)

@@ -9,7 +9,7 @@ operator has skipped a part of it, and if a topic is not the one that it has rea
 from dataclasses import replace
 from typing import Any
 
-from ackline.backfill.choose import Choice, acked_before_of, copies_of_chosen, gone_of, replaced_of
+from ackline.backfill.choose import Choice, acked_before_of, copies_of_chosen, gone_of, looks_at_rows
 from ackline.backfill.form import BackfillRequest
 from ackline.backfill.run import Backfill, find_backfill, genesis_of, readable_logs
 from ackline.errors import ConfigError, TopicChanged, TransientError
@@ -79,6 +79,11 @@ def promoted_choice(adapters: Adapters, arguments: BackfillArguments, of_shadow:
     topic_ids = {tp.topic: row.known_topic_id for tp, row in genesis.partitions.items()}
     copies = copies_of_chosen(adapters, partitions, topic_ids, logs)
     gone = list(gone_of({tp: of.every for tp, of in partitions.items()}, {}, logs, copies))
+    replaced, related = looks_at_rows(adapters, partitions, topic_ids, gone)
+    for table, of_table in related().items():
+        tp, offsets = next(iter(of_table.items()))
+        what = f"rows of the output table {table} are of {tp}@{offsets[0]}, too, which the shadow has not handled"
+        raise _refused(shadow, f"{what}; choose these together, with `--with-related`")
     said = f"It promotes {store.lane}: the same offsets with the same handler, and their rows count."
     return Choice(
         partitions,
@@ -87,7 +92,8 @@ def promoted_choice(adapters: Adapters, arguments: BackfillArguments, of_shadow:
         gone,
         {},
         acked_before_of(adapters, partitions, topic_ids),
-        replaced_of(adapters, partitions, topic_ids),
+        replaced,
+        related,
         {},
         copies,
         (said, *notes),
@@ -135,6 +141,25 @@ def _check_same_doing(opened: Adapters, shadow: Backfill) -> list[str]:
         known = "its code has no name, or changes that are not committed"
         return [f"Whether the handler is as it was in the shadow is not known: {known}."]
     return []
+
+
+def check_is_promoted(store: LedgerStore, request: BackfillRequest, promotion: Backfill) -> None:
+    """Raises ConfigError if the settled lane of a promotion has not done what the shadow has: it was cancelled, or the
+    shadow has a newer epoch. Without it an operator would read that it is settled."""
+    if request.promotes is None or not promotion.account.settled:
+        return
+    shadow, epoch = find_backfill(store.other_lane(request.promotes)), promotion.newest.turn.epoch
+    if any(turn.kind == TurnKind.SKIP for turn in store.turns_of_epoch(epoch)):
+        why = "was cancelled: the records that it has skipped keep their older rows"
+    elif shadow is not None and shadow.genesis.settled_at > promotion.genesis.settled_at:
+        why = "is of an earlier epoch of the shadow"
+    else:
+        return
+    raise ConfigError(
+        f"{_KEY}: backfill {id_of(store.lane)} of {store.pipeline} {why}. Add `--epoch {epoch + 1}` to promote the "
+        f"shadow again. Nothing was stored",
+        key=_KEY,
+    )
 
 
 def promotions(found: list[Backfill]) -> dict[str, str]:

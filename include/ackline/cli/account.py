@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from ackline.errors import AcklineError, counted
+from ackline.ledger.offsets import count
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.turns import Plan, Settlement, TurnKind
 from ackline.steps.run import RunResult
@@ -28,7 +29,18 @@ def account_lines(ran: RunResult, newest: Settlement | None) -> list[str]:
     line += f" ({_counts(settled)})" if settled else ""
     pending = _pending(newest)
     line += f"; {pending:,} {'is' if pending == 1 else 'are'} pending" if pending else "; nothing is pending"
-    return [f"Handled: {_handled(ran)}.", *_failed(ran), f"{line}.", *open_transaction_lines(ran.plans[-1:])]
+    lines = [f"Handled: {_handled(ran)}.", *_failed(ran), f"{line}.", *_rescued(newest)]
+    return [*lines, *open_transaction_lines(ran.plans[-1:])]
+
+
+def _rescued(newest: Settlement | None) -> list[str]:
+    """Returns how many pending records have a copy, and how many of these hold the floor no more; nothing without."""
+    states = [row.state for row in newest.partitions.values()] if newest is not None else []
+    copies, released = sum(state.copies.offsets for state in states), sum(count(state.released) for state in states)
+    if not copies and not released:
+        return []
+    freed = f"; {released:,} {'does' if released == 1 else 'do'} not hold the floor" if released else ""
+    return [f"Rescued: {counted(copies, 'pending record')} with a copy in the rescue topic{freed}."]
 
 
 def open_transaction_lines(plans: Sequence[Plan]) -> list[str]:

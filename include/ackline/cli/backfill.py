@@ -163,7 +163,7 @@ def _may_run(adapters: Adapters, session: Session, prepared: PreparedBackfill, a
         since = f" since {newest.settled_at:%Y-%m-%d %H:%M:%S} UTC" if newest is not None else ""
         _note(
             f"backfill {backfill_id} is settled{since}, so nothing is handled now. To handle its offsets again, give "
-            f"another --id"
+            f"another --id, or `--epoch {prepared.epoch + 1}`"
         )
         return True  # nothing is left to confirm: the run finds nothing to read, and prints the account
     options.show_preview(prepared.text, *session.modes)

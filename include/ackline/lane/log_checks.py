@@ -355,10 +355,14 @@ def stop_if_copies_lost(adapters: Adapters, views: Mapping[TopicPartition, Parti
     }
     for tp, lost in sorted(lost_copies(adapters, copies).items()):
         offsets = ranges_of(lost.offsets)
+        # One command for all of them, but for what is pending in between and not lost.
+        others = subtract(views[tp].state.pending.ranges, lost.offsets)[0]
+        later = int(others[others > offsets[0].start].min(initial=offsets[-1].end))
+        end = max(part.end for part in offsets if part.end <= later)
         raise CopyGone(
             f"{tp}: records are gone from their topic, and so are the copies that were rescued of them: "
             f"{listed(map(str, offsets))}; {lost.why}. Nothing was planned. "
-            f"{lost_copies_advice(adapters.store, tp, offsets[0].start, offsets[0].end)}",
+            f"{lost_copies_advice(adapters.store, tp, offsets[0].start, end)}",
             tp=tp,
             offset=offsets[0].start,
         )

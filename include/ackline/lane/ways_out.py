@@ -132,7 +132,8 @@ def advises_void(
     except (RangeGone, TopicChanged):
         raise
     except errors as error:
-        error.add_advice(void_advice(turn))
+        if Way.VOID.of(turn) not in str(error):
+            error.add_advice(void_advice(turn))
         raise
 
 

@@ -21,6 +21,7 @@ from ackline.forms.arguments import BackfillArguments, id_of
 from ackline.lane.adapters import Adapters
 from ackline.lane.ways_out import run
 from ackline.ledger.offsets import NO_RANGES, Int64s, Ranges, TopicPartition, index_of_range, subtract, union
+from ackline.ledger.outcomes import ErrorClass
 from ackline.ledger.published import OutputsOfTurn
 from ackline.ledger.turns import LIVE, Settlement, TurnId
 from ackline.outputs.output_table import OutputTable, location_of, table_of
@@ -118,9 +119,12 @@ def _settled(
     covered: dict[TopicPartition, Ranges] = {}
     for epoch in range(newest.turn.epoch, -1, -1):
         for tp, results in store.terminal_results(epoch, topic_ids).items():
-            ranges, before = union(results.ranges), covered.get(tp, NO_RANGES)
+            # What `--where` leaves out changes no table, so there is nothing to compare.
+            matches = np.array([result.error_class != ErrorClass.UNMATCHED for result in results.results])
+            matched = matches[results.codes] if len(matches) else np.zeros(0, np.bool_)
+            ranges, before = union((results.starts[matched], results.ends[matched])), covered.get(tp, NO_RANGES)
             parts.setdefault(tp, []).append((subtract(ranges, before)[:2], epoch))
-            covered[tp] = union(before, ranges)
+            covered[tp] = union(before, results.ranges)
     return {tp: _joined(of_tp) for tp, of_tp in parts.items()}
 
 

@@ -49,6 +49,8 @@ from ackline.tables.store import LedgerStore
 log = logging.getLogger(__name__)
 Records = Mapping[TopicPartition, Ranges]
 """Records by topic-partition, as ranges of offsets."""
+Related = Mapping[TopicPartition, Sequence[int]]
+"""Records that rows name beside others."""
 Action = AddAction | RemoveAction
 T = TypeVar("T")
 OlderTopics = Callable[[str, int], Mapping[str, Sequence[int]]]
@@ -65,7 +67,7 @@ class Found:
     other rows name beside them."""
 
     rows: int
-    related: Mapping[TopicPartition, Sequence[int]]
+    related: Related
 
 
 @dataclass
@@ -316,8 +318,8 @@ def older_topics_of(store: LedgerStore, topic_ids: Mapping[str, str]) -> OlderTo
 
 def rows_to_replace(adapters: Adapters, records: Records, topic_ids: Mapping[str, str]) -> dict[str, Found]:
     """Returns by output table what it holds of records, in the topics of these ids, that are to be handled again, for
-    those tables that keep the rows of the newest handling alone. Raises FatalError or TransientError if a table can't
-    be read."""
+    those tables that keep the rows of the newest handling alone. Raises ConfigError if they can't be removed, and
+    FatalError or TransientError if a table can't be read."""
     found, older_topics = dict[str, Found](), older_topics_of(adapters.store, topic_ids)
     for output in outputs_of(adapters) if records else ():
         if output.table is None:
@@ -332,6 +334,8 @@ def rows_to_replace(adapters: Adapters, records: Records, topic_ids: Mapping[str
             if table.state() is not None:
                 older = OlderRows(table, records, older_topics)
                 found[name] = older.at_newest(older.find)
+                if found[name].rows and shadow is None:
+                    table.check_replaceable(adapters.pipeline.name)
     return found
 
 

@@ -294,11 +294,14 @@ def check_own_topics(adapters: Adapters) -> None:
     for what, (topic, key, other) in of_keys.items():
         if topic is not None and topic not in adapters.cluster.topics([topic]):
             broker = brokers(adapters.kafka)
-            near = did_you_mean(topic, adapters.cluster.names())
+            names = [name for name in adapters.cluster.names() if not pipeline.kafka.subscribes_to_topic(name)]
+            near = did_you_mean(topic, names)
+            # A copy keeps the time of its record: a topic with the retention of the record's would lose both at once.
+            kept = " --config cleanup.policy=delete --config retention.ms=-1" if what == "rescue" else ""
             raise ConfigError(
                 f"the {what} topic {topic} of pipeline {adapters.pipeline.name} does not exist at {broker}"
                 f"{near or '.'} Correct its name, create it with `kafka-topics.sh --bootstrap-server {broker} --create "
-                f"--topic {topic}`, or {other}. Nothing was planned",
+                f"--topic {topic}{kept}`, or {other}. Nothing was planned",
                 key=key,
             )
 
