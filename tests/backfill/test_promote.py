@@ -1,20 +1,25 @@
 """`ackline backfill --id ID --promote`: what a shadow has shown, for real (S87). On real tables."""
 
+import re
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from ackline.answers.row_diff import RowDiff, diff_rows
 from ackline.backfill.form import BackfillRequest, request_of
-from ackline.backfill.perform import backfill_pipeline, begin_prepared, lane_arguments, prepare
+from ackline.backfill.perform import backfill_pipeline, begin_prepared, lane_arguments, prepare, report_of
 from ackline.backfill.run import find_backfill, run_backfill
-from ackline.errors import ConfigError
+from ackline.errors import ConfigError, FatalError
 from ackline.forms.form import Entered
 from ackline.ledger.account import Account
+from ackline.outputs.given_up import give_up
+from ackline.outputs.output_table import OutputTable
 from tests.backfill.shadow_lane import killed_at, order, rows_of, shadow, shop
-from tests.outputs.test_newest import JOINED, emits
+from tests.outputs.test_newest import JOINED, acts, emits, fails
+from tests.outputs.test_turn import away
 from tests.support.actor import Killed
 from tests.support.memory import ArrivedLetter
 from tests.support.memory_adapters import MemoryAdapters, no_session
@@ -22,6 +27,7 @@ from tests.support.memory_lane import TP
 from tests.worker.disk_lane import DiskBackfill, DiskLane, lane_of
 
 PROMOTED = "backfill-v2-promoted"
+EMIT = "tests.worker.disk_handlers:emit"
 
 
 def requested(**values: Any) -> BackfillRequest:
@@ -188,7 +194,7 @@ def test_other_settings_are_refused_by_name() -> None:
         shadow(lane, handler=None).run()
         lane.settings["tombstones"] = "deliver"
         lane.settings["outputs"] = [{"from": "source", "table": "others"}]
-        refused(lane, "outputs, tombstones of the pipeline file has changed since the shadow ran")
+        refused(lane, "outputs, tombstones of the pipeline file changed since the shadow ran")
         lane.settings.pop("tombstones")
         lane.settings["outputs"] = [{"from": "source", "table": "prices"}, {"from": "source.seen", "topic": "seen"}]
         lane.settings["max_records_per_run"] = 2
@@ -209,8 +215,7 @@ def test_a_topic_that_was_made_again_and_a_log_that_was_cut_are_refused() -> Non
 def test_a_promotion_that_was_cancelled_or_is_of_an_earlier_epoch_is_no_success_and_another_epoch_promotes() -> None:
     with shop() as lane:
         shadow(lane, handler=None).run()
-        adapters, arguments = opened(lane, requested())
-        begin_prepared(adapters, prepare(adapters, requested(), arguments), arguments)
+        begun(lane)
         DiskBackfill(lane, "v2-promoted").cancel("a test")
         with pytest.raises(ConfigError, match=r"backfill v2-promoted of lane was cancelled: .* Add `--epoch 1`"):
             promote(lane)
@@ -223,6 +228,68 @@ def test_a_promotion_that_was_cancelled_or_is_of_an_earlier_epoch_is_no_success_
         again.run()
         with pytest.raises(ConfigError, match=r"is of an earlier epoch of the shadow. Add `--epoch 2`"):
             promote(lane, requested(epoch=1))
+
+
+def begun(lane: DiskLane) -> None:
+    adapters, arguments = opened(lane, requested())
+    begin_prepared(adapters, prepare(adapters, requested(), arguments), arguments)
+
+
+@pytest.mark.parametrize("changed", ["code", "tombstones", "isolation"])
+def test_s87_a_promotion_that_was_stopped_goes_on_only_as_its_shadow_ran(changed: str) -> None:
+    with shop() as lane:
+        lane.world.code, settings = "1111", dict(lane.settings)
+        shadow(lane, handler=None).run()
+        begun(lane)
+        if changed == "code":
+            lane.world.code = "2222"
+        else:
+            of_kafka = {"kafka": {"isolation": "read_uncommitted"}}
+            lane.settings |= {"tombstones": "deliver"} if changed == "tombstones" else of_kafka
+        with pytest.raises(ConfigError, match=r"would not do what .* `ackline backfill lane --cancel v2-promoted"):
+            promote(lane)
+        lane.world.code, lane.settings = "1111", settings
+        assert promote(lane).settled
+
+
+def test_s87_a_promotion_by_range_reads_the_copies_of_what_retention_has_taken() -> None:
+    later = {"initial_delay": "19h", "period": "19h", "max_delay": "19h", "max_retries": 3}
+    table = {"handler": EMIT, "outputs": [{"from": "source", "table": "prices"}]}
+    with lane_of({**table, "rescue": {"topic": "rescue", "before": "30d"}, "retry": later}) as lane:
+        lane.create("rescue")
+        lane.world.topics["orders"].retention = timedelta(hours=24)
+        lane.produce(*[b"{}"] * 3)
+        acts(0, fails)
+        lane.run()
+        emits(0, {"id": 100})
+        shadow(lane, handler=None).run()
+        lane.log().expire(1)
+        assert promote(lane).outcomes == {"acked": 3}
+        table_ = DeltaTable(f"{lane.root}/lane/outputs/prices").to_pyarrow_table()
+        assert sorted(zip(table_["_offset"].to_pylist(), table_["id"].to_pylist(), strict=True)) == [
+            (0, 100), (1, 1), (2, 2)
+        ]  # fmt: skip
+
+
+def test_the_report_of_a_promotion_names_the_tables_of_its_shadow_and_no_real_one() -> None:
+    with shop(outputs=[{"from": "source", "table": "prices__v2"}]) as lane:
+        shadow(lane, handler=None).run()
+        promote(lane)
+        adapters, _ = opened(lane, requested())
+        found = find_backfill(adapters.store)
+        assert found is not None
+        assert re.findall(r"/outputs/(\w+)", report_of(adapters, found)[1]) == ["prices__v2__v2"]
+
+
+def test_s87_a_shadow_whose_rows_were_given_up_is_not_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with shop() as lane:
+        v2 = shadow(lane, handler=None)
+        with monkeypatch.context() as patch:
+            patch.setattr(OutputTable, "append", away)
+            with pytest.raises(FatalError):
+                v2.run()
+            give_up(v2.adapters(), v2.newest().turn, ["prices__v2"], "a test")
+        refused(lane, "rows of the shadow were given up")
 
 
 def test_s87_a_promotion_that_would_stop_at_a_row_of_several_records_is_refused() -> None:

@@ -343,3 +343,17 @@ def test_i16_with_records_in_flight_each_record_has_the_rows_of_the_handling_tha
             act()
             expected = sorted((offset, value) for offset, values in found.rows.items() for value in values)
             assert sorted((offset, value) for offset, _, value in ids(lane)) == expected, act.__name__
+
+
+def test_rows_that_wait_replace_older_ones_also_after_the_output_was_taken_out_of_the_file() -> None:
+    with lane_with(2, **TELLS) as lane:
+        hands_on(2, 22)
+        lane.produce(b"{}")
+        lane.run()
+        token = disk_handlers.TOKENS[2]
+        answers(2, value=200)
+        DiskBackfill(lane, "b", "orders:0:2-3").run()
+        lane.settings.pop("outputs")
+        lane.answer_with(token, "ack")
+        lane.run()
+        assert ids(lane)[2:] == [(2, "live", 22)]

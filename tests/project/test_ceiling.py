@@ -22,23 +22,23 @@ CEILINGS = {
     "worker": 5_136,
     "trees": 4_562,
     "spark": 3_126,
-    "lane": 3_269,
-    "outputs": 2_912,
+    "lane": 3_274,
+    "outputs": 2_921,
     "in_flight": 513,
     "dead_letters": 458,
-    "steps": 1_738,
+    "steps": 1_741,
     "actions": 2_006,
     "answers": 1_888,
-    "backfill": 1_583,
-    "airflow": 2_535,
+    "backfill": 1_675,
+    "airflow": 2_536,
     "ui": 2_526,
     "local": 2_262,
-    "cli": 4_433,
+    "cli": 4_446,
     "verify": 3_053,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 63_313
-TESTS_CEILING = 78_371
+PACKAGE_CEILING = 63_436
+TESTS_CEILING = 78_510
 
 
 def lines(files: "list[Path]") -> int:

@@ -237,7 +237,7 @@ class ReplayBackfillOperator(ReplayOperator):
 
     def _backfill(self, context: Context) -> tuple["Backfill", bool]:
         """Returns the lane as its tables have it, and whether anything of it can be read now."""
-        from ackline.backfill.perform import backfill_pipeline
+        from ackline.backfill.perform import backfill_pipeline, check_promotion_goes_on
         from ackline.backfill.run import can_take_turn, find_backfill
 
         with self._opened(context) as adapters:
@@ -252,6 +252,7 @@ class ReplayBackfillOperator(ReplayOperator):
         lane = form_of(context).lane
         pipeline = backfill_pipeline(self.pipeline, lane, backfill.arguments)
         with opened(pipeline, context, lane=lane) as adapters:
+            check_promotion_goes_on(adapters, backfill)
             return backfill, can_take_turn(adapters)
 
     def _now(self, context: Context) -> datetime:

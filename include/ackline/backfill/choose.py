@@ -268,10 +268,11 @@ def copies_of_chosen(
 
     A copy that is gone, too, is left out: its record was settled, and its place is no promise any more.
     """
+    may_be_single = adapters.pipeline.rescue is not None or adapters.pipeline.shadow is not None  # which sends nothing
     wanted = {
         tp: arrays_of(of.offsets or clipped(of.ranges, 0, logs[tp].start))
         for tp, of in chosen.items()
-        if clipped(of.every, 0, logs[tp].start) or (of.offsets and adapters.pipeline.rescue is not None)
+        if clipped(of.every, 0, logs[tp].start) or (of.offsets and may_be_single)
     }
     stored = adapters.store.other_lane(LIVE).copies_of(topic_ids) if wanted else {}
     copies = {tp: stored[tp].within(ranges) for tp, ranges in wanted.items() if tp in stored}

@@ -13,7 +13,7 @@ from typing import Any
 from ackline.actions.objects import JsonObject, PartitionObject, RangeObject, Time
 from ackline.backfill.choose import Choice, choose_offsets
 from ackline.backfill.form import DEAD_LETTER, HANDLER, ID, BackfillRequest, allowed_dead_letters, allowed_handlers
-from ackline.backfill.promote import check_is_promoted, promoted_arguments, promoted_choice
+from ackline.backfill.promote import check_goes_on, check_is_promoted, promoted_arguments, promoted_choice
 from ackline.backfill.run import Backfill, account_of_choice, begin, check_epoch_before_is_settled, find_backfill
 from ackline.errors import AcklineError, ConfigError, counted
 from ackline.forms.arguments import BackfillArguments, check_same, id_of, lane_of
@@ -137,8 +137,9 @@ def _shadow_tables_left(adapters: Adapters, backfill: Backfill) -> list[str]:
         return []
     left = []
     for output in adapters.pipeline.outputs or ():
-        # The settings of a shadow name its own tables, those of the pipeline and of a promotion the real ones.
-        name = shadow_table(real_table(output.table, shadow), shadow) if output.table is not None else None
+        # The settings of a shadow name its own tables; those of the file and of a promotion the real ones.
+        is_own = adapters.pipeline.shadow is not None or output.table is None
+        name = output.table if is_own else shadow_table(str(output.table), shadow)
         with suppress(AcklineError):  # of a table that can't be read, which `ackline doctor` shows
             if name is not None and (table := table_of(adapters.store, name)).state() is not None:
                 left.append(scrub_address(table.uri))
@@ -382,6 +383,7 @@ def prepare(adapters: Adapters, request: BackfillRequest, arguments: BackfillArg
     name, stored = adapters.pipeline.name, find_backfill(adapters.store)
     if stored is not None and request.epoch <= stored.newest.turn.epoch:
         check_is_promoted(adapters.store, request, stored)
+        check_promotion_goes_on(adapters, stored)
         text = account_text(name, request.lane, stored.account, adapters.now())
         tables = shadow_tables(adapters.pipeline)
         return PreparedBackfill(request, stored.newest.turn.epoch, stored.account, stored, None, text, tables)
@@ -398,13 +400,24 @@ def prepare(adapters: Adapters, request: BackfillRequest, arguments: BackfillArg
     return PreparedBackfill(request, request.epoch, account, None, choice, text, tables)
 
 
+def check_promotion_goes_on(adapters: Adapters, backfill: Backfill) -> None:
+    """Raises ConfigError if the backfill is a promotion that is not settled, and code or settings have changed since
+    its shadow ran: then the rest would not do what the diff has shown."""
+    if backfill.arguments.promotes is not None and not backfill.account.settled:
+        check_goes_on(adapters, backfill, _of_shadow(adapters, backfill.arguments, backfill.arguments.promotes))
+
+
+def _of_shadow(adapters: Adapters, arguments: BackfillArguments, shadow_id: str) -> Pipeline:
+    """Returns the settings of the shadow that a lane promotes, as they are by the file now. Those of the lane itself
+    name the real tables."""
+    shadow = replace(arguments, shadow=True, promotes=None)
+    return backfill_pipeline(adapters.pipeline, lane_of(shadow_id), shadow)
+
+
 def _choice(adapters: Adapters, arguments: BackfillArguments) -> Choice:
     if arguments.promotes is None:
         return choose_offsets(adapters, arguments)
-    # The settings of the lane of the promotion are those of the file; those that its shadow would have name its tables.
-    shadow = replace(arguments, shadow=True, promotes=None)
-    of_shadow = backfill_pipeline(adapters.pipeline, lane_of(arguments.promotes), shadow)
-    return promoted_choice(adapters, arguments, of_shadow)
+    return promoted_choice(adapters, arguments, _of_shadow(adapters, arguments, arguments.promotes))
 
 
 def shadow_tables(pipeline: Pipeline) -> tuple[str, ...] | None:

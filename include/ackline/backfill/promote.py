@@ -16,18 +16,18 @@ from ackline.errors import ConfigError, TopicChanged, TransientError
 from ackline.forms.arguments import OPTIONS, BackfillArguments, id_of, lane_of
 from ackline.lane.adapters import Adapters
 from ackline.lane.code import DIRTY
-from ackline.lane.ways_out import run
-from ackline.ledger.account import chosen_of
+from ackline.lane.ways_out import run, start_over
+from ackline.ledger.account import Chosen, chosen_of
 from ackline.ledger.turns import TurnKind
 from ackline.outputs.publish import lacks_rows
-from ackline.pipeline.pipeline import Pipeline
+from ackline.pipeline.pipeline import Pipeline, TurnSettings
 from ackline.stored import decode, encode
 from ackline.tables.store import LedgerStore
 
 DECIDING = frozenset(
     {
         *("handler", "streams", "filter", "decode", "steps", "outputs", "tombstones", "guarantee", "order", "tracking"),
-        "record_timeout",
+        *("record_timeout", "retry"),
     }
 )
 """The settings that decide what becomes of a record, or which rows it gets."""
@@ -78,6 +78,7 @@ def promoted_choice(adapters: Adapters, arguments: BackfillArguments, of_shadow:
     notes = _check_same_doing(opened, shadow)
     topic_ids = {tp.topic: row.known_topic_id for tp, row in genesis.partitions.items()}
     copies = copies_of_chosen(adapters, partitions, topic_ids, logs)
+    partitions |= {tp: Chosen((), partitions[tp].every) for tp in copies}  # read one by one, as in another backfill
     gone = list(gone_of({tp: of.every for tp, of in partitions.items()}, {}, logs, copies))
     replaced, related = looks_at_rows(adapters, partitions, topic_ids, gone)
     for table, of_table in related().items():
@@ -120,23 +121,52 @@ def _check_settled(opened: Adapters, shadow: Backfill) -> None:
             f"what it makes can be compared; go on with `{run(store)}`, and promote it then. Nothing was stored",
             key=_KEY,
         )
+    turn = shadow.newest.turn
+    if any(store.given_up(turn._replace(n=n)) for n in range(1, turn.n + 1)):
+        raise _refused(shadow, "rows of the shadow were given up, so the diff has not shown them")
+
+
+def check_goes_on(adapters: Adapters, promotion: Backfill, of_shadow: Pipeline) -> None:
+    """Raises ConfigError if a promotion that has begun and is not settled would go on otherwise than its shadow has
+    run; `of_shadow` are the settings that the shadow would run by now."""
+    assert promotion.arguments.promotes is not None
+    store = adapters.store.other_lane(lane_of(promotion.arguments.promotes))
+    shadow = find_backfill(store)
+    if shadow is None or shadow.genesis.settled_at > promotion.genesis.settled_at:
+        return  # the lane that it promotes is gone, or has begun anew since: there is nothing to compare with
+    why = _what_differs(replace(adapters, store=store, pipeline=of_shadow), shadow)
+    if why is not None:
+        raise ConfigError(
+            f"{_KEY}: {why}. So the rest of this promotion would not do what `ackline diff` has shown. Go back to what "
+            f"the shadow ran with, or {start_over(adapters.store)} and begin another shadow of these offsets",
+            key=_KEY,
+        )
+
+
+def _what_differs(opened: Adapters, shadow: Backfill) -> str | None:
+    """Returns why the promotion would do something else than the shadow has done; None if nothing is known."""
+    turns = opened.store.turns_of_epoch(shadow.newest.turn.epoch)
+    if any(turn.kind == TurnKind.SKIP for turn in turns):
+        return "an operator has skipped offsets of the shadow, and no handler has seen them"
+    runs, running = [turn for turn in turns if turn.kind == TurnKind.RUN], opened.code()
+    now = decode(encode(opened.pipeline.settings()), dict[str, Any])
+    changed = {key for turn in runs for key in DECIDING if turn.settings.get(key) != now.get(key)}
+    changed |= {"kafka" for turn in runs if TurnSettings(turn.settings).isolation != TurnSettings(now).isolation}
+    if changed:
+        return f"{', '.join(sorted(changed))} of the pipeline file changed since the shadow ran"
+    others = sorted({turn.code for turn in runs if turn.code and running and turn.code != running})
+    if others:
+        return f"the shadow ran with the code {', '.join(others)}, and this is {running}"
+    return None
 
 
 def _check_same_doing(opened: Adapters, shadow: Backfill) -> list[str]:
     """Returns what can't be checked, as sentences. Raises ConfigError if the promotion would do something else than the
     shadow has done."""
-    turns = opened.store.turns_of_epoch(shadow.newest.turn.epoch)
-    if any(turn.kind == TurnKind.SKIP for turn in turns):
-        raise _refused(shadow, "an operator has skipped offsets of the shadow, and no handler has seen them")
-    runs, running = [turn for turn in turns if turn.kind == TurnKind.RUN], opened.code()
-    now = decode(encode(opened.pipeline.settings()), dict[str, Any])
-    changed = sorted({key for turn in runs for key in DECIDING if turn.settings.get(key) != now.get(key)})
-    if changed:
-        raise _refused(shadow, f"{', '.join(changed)} of the pipeline file has changed since the shadow ran")
-    codes = sorted({turn.code for turn in runs})
-    others = [code for code in codes if code and running and code != running]
-    if others:
-        raise _refused(shadow, f"the shadow ran with the code {', '.join(others)}, and this is {running}")
+    if (why := _what_differs(opened, shadow)) is not None:
+        raise _refused(shadow, why)
+    turns, running = opened.store.turns_of_epoch(shadow.newest.turn.epoch), opened.code()
+    codes = {turn.code for turn in turns if turn.kind == TurnKind.RUN}
     if any(not code or code.endswith(DIRTY) for code in (*codes, running)):
         known = "its code has no name, or changes that are not committed"
         return [f"Whether the handler is as it was in the shadow is not known: {known}."]

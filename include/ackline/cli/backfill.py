@@ -101,7 +101,8 @@ def backfill(
     `ackline backfill orders --topic orders --partition 0 --offsets 1000:2000`,
     `ackline backfill orders --outcome dead --error-class HTTPError --yes --wait`, `ackline backfill orders --id ID`,
     `ackline backfill orders --from "1d ago" --where "value.currency = 'XTS'"`,
-    `ackline backfill orders --from "2h ago" --shadow --id v2`, `ackline backfill orders --id v2 --promote`
+    `ackline backfill orders orders:0:7-8 --with-related`, `ackline backfill orders --from "2h ago" --shadow --id v2`,
+    `ackline backfill orders --id v2 --promote`
     """
     if wait and now is not None:
         raise ConfigError("--wait and --now contradict each other: a fixed clock never moves on", key="--wait")

@@ -95,8 +95,9 @@ def _settled_outputs(
         expected = {place: _held(adapters, place, numbers, application) for place, numbers in expected.items()}
     gone = gone_tables(adapters.store, RunRequest.of_plan(plan.settings), expected)
     expected = as_found(adapters.store, expected, gone, gone)
-    lowest = _lowest_settled(plan, before) if outputs_of(adapters) else {}
-    if execution is None and not kept_after(before.outputs) and not lowest:
+    waits = bool(kept_after(before.outputs))  # also for an output that the file has no more
+    lowest = _lowest_settled(plan, before) if waits or outputs_of(adapters) else {}
+    if execution is None and not waits and not lowest:
         return OutputsOfTurn(expected).encode()
     of_turn = _staged_tables(adapters, plan, execution)
     attempts = cache(lambda: AttemptOutcomes.read(adapters.store, plan.turn))
