@@ -13,7 +13,7 @@ STATUS = ["lane", "epoch", "topic", "partition", "log_start", "log_end", "commit
           "next_due", "lag", "lag_seconds", "read", "due", "oldest_pending_offset", "oldest_pending_at", "acked",
           "failed", "skipped", "dropped", "dead", "expired", "compacted", "lost", "retries", "fetches",
           "fetch_seconds_mean", "fetch_seconds_max", "state", "failing_share", "retention_eta", "high_watermark",
-          "open_transaction", "rescued", "why"]  # fmt: skip
+          "open_transaction", "rescued", "released", "why"]  # fmt: skip
 AUDIT = {"pipeline", "lane", "epoch", "turn", "run_id", "topic", "partition", "offset", "end_offset", "attempt",
          "outcome", "error_class", "error_message", "record_timestamp", "handled_at"}  # fmt: skip
 
