@@ -226,6 +226,18 @@ def test_s88_a_record_that_is_gone_with_its_copy_stops_the_lane_until_an_operato
     assert outcomes(lane) == [(0, 1, "failed")], "it is never expired"
 
 
+def test_one_command_skips_all_that_is_gone_with_its_copies_but_nothing_else_that_is_pending() -> None:
+    lane = lane_with_rescue(FAILS, OK, FAILS, FAILS)
+    run_at(lane, 0)
+    run_at(lane, 18)
+    lane.create("rescue")
+    lane.world.now = NOON + 19 * HOUR
+    lane.log().expire(3)
+    lane.run_fails(CopyGone, r"`ackline skip lane --topic orders --partition 0 --offsets 0:3 --reason …`")
+    lane.log().expire(4)
+    lane.run_fails(CopyGone, r"--offsets 0:4 --reason …`")
+
+
 def test_s88_a_record_that_an_operator_skips_ends_the_stand_still() -> None:
     lane = lane_with_rescue(FAILS, OK)
     run_at(lane, 0)
