@@ -29,7 +29,7 @@ CEILINGS = {
     "steps": 1_741,
     "actions": 2_006,
     "answers": 1_888,
-    "backfill": 1_675,
+    "backfill": 1_676,
     "airflow": 2_536,
     "ui": 2_526,
     "local": 2_262,
@@ -37,7 +37,7 @@ CEILINGS = {
     "verify": 3_053,
 }
 """Lines of Python by room, lowest room first."""
-PACKAGE_CEILING = 63_436
+PACKAGE_CEILING = 63_437
 TESTS_CEILING = 78_523
 
 

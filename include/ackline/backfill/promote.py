@@ -151,8 +151,9 @@ def _what_differs(opened: Adapters, shadow: Backfill) -> str | None:
     runs, running = [turn for turn in turns if turn.kind == TurnKind.RUN], opened.code()
     now = decode(encode(opened.pipeline.settings()), dict[str, Any])
     changed = {key for turn in runs for key in DECIDING if turn.settings.get(key) != now.get(key)}
-    changed |= {"kafka" for turn in runs if TurnSettings(turn.settings).isolation != TurnSettings(now).isolation}
-    if changed:
+    # A turn whose plan is gone has no settings, so each key differs.
+    if changed or any(TurnSettings(turn.settings).isolation != TurnSettings(now).isolation for turn in runs):
+        changed = changed or {"kafka.isolation"}
         return f"{', '.join(sorted(changed))} of the pipeline file changed since the shadow ran"
     others = sorted({turn.code for turn in runs if turn.code and running and turn.code != running})
     if others:
