@@ -356,7 +356,7 @@ class NewestMachine(NewestOracle):
         return settle(ledger, opened, result, self.tables, around)
 
     def store(self, ledger: Ledger, opened: Open, result: Result, done: Settled) -> None:
-        """Stores settlement n. The process has seen that nobody else has."""
+        """Stores settlement n. The process has seen that no other has stored it."""
         ledger.open, ledger.turn, ledger.outputs, ledger.kept = None, opened.turn, done.outputs, done.kept
         ledger.complete, ledger.ended = opened.complete, ledger.ended | result.ended
         ledger.stored[done.turn] = result.lines, done.rows

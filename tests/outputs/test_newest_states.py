@@ -58,14 +58,20 @@ def test_of_a_record_that_a_backfill_hands_on_the_old_row_stays_until_the_answer
         assert ids(lane) == [(0, "live", 0), (1, "backfill-b", 101), *before[2:]]
 
 
+def handed_on_and_backfilled(lane: DiskLane) -> str:
+    """Returns the token of record 2, which the live lane has handed on and a backfill has acked since."""
+    hands_on(2, 22)
+    lane.produce(b"{}")
+    lane.run()
+    token: str = disk_handlers.TOKENS[2]
+    answers(2, value=200)
+    DiskBackfill(lane, "b", "orders:0:2-3").run()
+    return token
+
+
 def test_the_answer_of_the_live_lane_after_a_backfill_of_the_record_is_the_newest_handling() -> None:
     with lane_with(2, **TELLS) as lane:
-        hands_on(2, 22)
-        lane.produce(b"{}")
-        lane.run()
-        token = disk_handlers.TOKENS[2]
-        answers(2, value=200)
-        DiskBackfill(lane, "b", "orders:0:2-3").run()
+        token = handed_on_and_backfilled(lane)
         assert ids(lane)[2:] == [(2, "backfill-b", 200)]
         lane.produce(b"{}")
         lane.run()
@@ -347,12 +353,7 @@ def test_i16_with_records_in_flight_each_record_has_the_rows_of_the_handling_tha
 
 def test_rows_that_wait_replace_older_ones_also_after_the_output_was_taken_out_of_the_file() -> None:
     with lane_with(2, **TELLS) as lane:
-        hands_on(2, 22)
-        lane.produce(b"{}")
-        lane.run()
-        token = disk_handlers.TOKENS[2]
-        answers(2, value=200)
-        DiskBackfill(lane, "b", "orders:0:2-3").run()
+        token = handed_on_and_backfilled(lane)
         lane.settings.pop("outputs")
         lane.answer_with(token, "ack")
         lane.run()

@@ -219,8 +219,8 @@ def _check_rescued_are_kept(
     """Raises ConfigError if a new epoch would begin below the log start where records have copies alone, or above
     records that do not hold the floor because they have copies.
 
-    The epoch begins with nothing pending, so without copies: it would settle the first as `expired` (S88), and nobody
-    would read the second again (S89). A topic that was created again is left out: an operator has to begin anew there,
+    The epoch begins with nothing pending, so without copies: it would settle the first as `expired` (S88), and no turn
+    of it would read the second (S89). A topic that was created again is left out: an operator has to begin anew there,
     and its records are skipped by name.
     """
     for tp, row in newest.partitions.items():

@@ -179,7 +179,7 @@ def _mark_of(key: str) -> str:
 def marks_with(held: Mapping[str, int], of_turn: TableOfTurn, is_new: bool) -> dict[str, int]:
     """Returns the transaction ids that a table gets with the rows of a turn, beside that of the lane; `held` are those
     that it has, and `is_new` is whether it had no row before. The mark of a topic-partition is an offset that no row
-    in the table reaches, whoever has published it."""
+    in the table reaches, whichever lane has published it."""
     raised = {_mark_of(key): end for key, end in of_turn.ends.items() if end > held.get(_mark_of(key), -1)}
     kind = ROWS_OF_SEVERAL if of_turn.several else ROWS_OF_ONE
     # A table that its user has filled, or that an earlier version has published to, has rows without marks, and so it

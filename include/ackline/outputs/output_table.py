@@ -243,7 +243,7 @@ class OutputTable(FencedTable):
         return columns
 
     def is_new(self, state: LogState) -> bool:
-        """Returns whether nobody has filled the version `state`: no lane has published there, and it has no file.
+        """Returns whether the version `state` has had no row: no lane has published there, and it has no file.
         Raises CommitFailedError if a later version is there."""
         if publishers(state.transactions):
             return False
