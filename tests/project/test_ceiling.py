@@ -38,7 +38,7 @@ CEILINGS = {
 }
 """Lines of Python by room, lowest room first."""
 PACKAGE_CEILING = 63_437
-TESTS_CEILING = 78_524
+TESTS_CEILING = 78_533
 
 
 def lines(files: "list[Path]") -> int:

@@ -11,7 +11,18 @@ from ackline.ledger.commit_rule import CommitMetadata
 from ackline.ledger.outcomes import Outcome
 from ackline.ledger.states import Signals
 from ackline.ledger.turns import TurnKind
-from tests.steps.test_rescue import COPIES, HOUR, TWICE, copies, judged, lane_with_rescue, outcomes, rescued, run_at
+from tests.steps.test_rescue import (
+    COPIES,
+    HOUR,
+    TWICE,
+    copies,
+    judged,
+    lane_with_rescue,
+    outcomes,
+    rescued,
+    run_at,
+    settle_beside,
+)
 from tests.support.actor import Killed
 from tests.support.memory import AFTER, BEFORE
 from tests.support.memory_lane import FAILS, NOON, OK, TP, MemoryLane
@@ -111,14 +122,7 @@ def test_s89_wherever_settle_is_killed_the_group_passes_a_record_only_once_its_c
 @pytest.mark.parametrize("fault", ["gone", "lost", "refused"])
 def test_s89_what_could_not_be_copied_holds_the_floor(fault: str) -> None:
     lane = lane_with_release(TWICE, OK)
-    run_at(lane, 0)
-    lane.world.now = NOON + 18 * HOUR
-    lane.plan_and_replay()
-    if fault == "gone":
-        lane.world.delete_topic("rescue")
-    else:
-        lane.world.faults.copies.append(fault)
-    lane.settle()
+    settle_beside(lane, fault)
     assert (released(lane), lane.committed()) == ([], 0)
 
 

@@ -156,11 +156,8 @@ def test_s88_of_two_processes_that_settle_a_turn_the_stored_places_count() -> No
     assert lane.calls() == [(0, 1), (0, 2)]
 
 
-@pytest.mark.parametrize("fault", ["gone", "lost", "refused"])
-def test_s88_a_turn_whose_copies_fail_is_settled_without_them_and_the_next_one_tries_again(
-    fault: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    lane = lane_with_rescue(TWICE)
+def settle_beside(lane: MemoryLane, fault: str) -> None:
+    """Settles a turn that has a record to copy, beside a rescue topic that is gone or fails."""
     run_at(lane, 0)
     lane.world.now = NOON + 18 * HOUR
     lane.plan_and_replay()
@@ -169,6 +166,14 @@ def test_s88_a_turn_whose_copies_fail_is_settled_without_them_and_the_next_one_t
     else:
         lane.world.faults.copies.append(fault)
     lane.settle()
+
+
+@pytest.mark.parametrize("fault", ["gone", "lost", "refused"])
+def test_s88_a_turn_whose_copies_fail_is_settled_without_them_and_the_next_one_tries_again(
+    fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lane = lane_with_rescue(TWICE)
+    settle_beside(lane, fault)
     assert (rescued(lane), lane.newest().turn.n) == ([], 2)
     assert "rescue" in caplog.text
     assert Signals.of(lane.metrics()).retention_at == NOON + 24 * HOUR
